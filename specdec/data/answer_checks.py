@@ -28,14 +28,11 @@ def passes(check: dict, text: str) -> bool:
     """Whether `text` passes `check`.
 
     Numbers: the one after the last `Answer:`, `####` or `boxed`, else the last number. `exact`
-    ignores spacing; `contains` looks for the value (or any of a list) as whole words in any case;
-    `letter` takes the first of A to D that stands alone, after the word "answer" if there is one;
-    `json` compares the first object. Code runs against its tests in a process and session of its
-    own, with limits on time, memory, files and processes; it never gets the expected values
-    (`run_answer`). Sockets, child processes, signals and writing outside its folder are refused as
-    far as Python reports them. It is no sandbox: compiled code is not watched (`ctypes` is refused,
-    but other modules load libraries too), files may be read that this user may read, and root's
-    limits on processes do not hold.
+    ignores spacing; `contains` looks for whole words in any case; `letter` takes the first A to D
+    that stands alone; `json` compares the first object. Code runs against its tests in a process of
+    its own, with limits on time, memory, files and processes; it never gets the expected values
+    (`run_answer`). It is no sandbox: compiled code is not watched, files may be read that this user
+    may read, and root's limits on processes do not hold.
 
     >>> passes({"kind": "number", "value": "42"}, "40 + 2 = 42, so the answer is 42.")
     True
@@ -67,11 +64,8 @@ def passes(check: dict, text: str) -> bool:
 
 
 def _program(check: dict, text: str) -> str:
-    """The answer's code, completed by the prompt if that has the signature.
-
-    The code is the first part between fences that defines the function, else the first block, else
-    the whole answer. Unindented lines after the function that define nothing, remarks or a demo,
-    are dropped.
+    """The answer's code (the first fenced part that defines the function, else the first block,
+    else the whole answer) without what follows the function, completed by the prompt.
     """
     defines = re.compile(rf"def\s+{check['entry']}\b")
     parts = re.split("```(?:python|py)?", text)

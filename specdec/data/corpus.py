@@ -1,18 +1,11 @@
 """The corpus of the small pairs: 32,449 chats of sixteen task families.
 
-The chats ship as text, `corpus.jsonl.xz`, in the order in which generators produced them when the
-shipped pairs were trained with seed 0. One line is one chat:
+The chats ship as text, `corpus.jsonl.xz`, in the order in which the shipped pairs read them with
+seed 0. A chat's `stream` is its purpose: "0/tokenizer", "0/<block>" (of the target's rows),
+"drafter/0/<block>" (of the drafter's rows), "drafter/0" (prompts that the target answers again for
+its drafter) and "0/record" (prompts of recordings). No prompt of a test suite is among them.
 
-       {"stream": "0/3", "family": "maths", "turns": [...], "answers": [...]}
-
-`stream` is the purpose of the chat: "0/tokenizer" (the tokenizer), "0/<block>" (block of the
-target's rows), "drafter/0/<block>" (of the drafter's rows), "drafter/0" (prompts that the target
-answers again for its drafter) and "0/record" (prompts of the recordings that policies learn from).
-No prompt of a test suite is among them: an eighth of all prompts was held out by hash.
-
-The text is finite. With seed 0 the target of `tiny` reads its original rows, and so do the first
-544 of the 2,400 steps of `small`. Longer trainings, or other seeds, read the same chats again in
-random orders.
+Trainings longer than the text, or with other seeds, read the same chats again in random orders.
 """
 
 from __future__ import annotations
@@ -50,10 +43,7 @@ def streams() -> dict[str, list[Example]]:
 
 
 def training_examples(stream: str | int, count: int | None = None) -> Iterator[Example]:
-    """`count` chats, or None for no end: those of `stream`, then all chats of the rows in one new
-    order after another.
-
-    A function of the stream alone, with the prefix property.
+    """`count` chats (None: no end): those of `stream`, then all in one new order after another.
 
     >>> next(training_examples("0/0", 1)).family
     'howto'

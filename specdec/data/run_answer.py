@@ -1,10 +1,8 @@
 """The child process that tests a code answer: `answer_checks` runs this file alone.
 
-It forks at once. The answer's process gets only the program, in its own session, under limits and
-without any descriptor but the two for calls; this process reads the tests, calls the answer's
-functions and judges. So the expected values are never in the answer's memory, and nothing that it
-prints or kills is trusted. Only plain values (`plain_text`) pass between the two, as Python
-literals. POSIX only.
+It forks at once. The answer's process gets only the program, under limits and without any
+descriptor but the two for calls; this process reads the tests, calls the answer's functions and
+judges. So the expected values are never in the answer's memory. POSIX only.
 """
 
 from __future__ import annotations
@@ -36,9 +34,7 @@ UNSEEN = ("mknod", "mkfifo")  # what Python creates without a report
 
 
 def plain_text(value) -> str:
-    """A value of plain types as a literal; subclasses and numpy's numbers as their plain
-    equivalents. TypeError for other types.
-    """
+    """A value of plain types as a literal; numpy's numbers as plain ones. Else TypeError."""
     if hasattr(value, "item") and hasattr(value, "dtype"):
         value = value.item()
     for kind in (bool, int, str, bytes, complex):
@@ -80,9 +76,8 @@ def serve(requests, results) -> None:
 
 
 def guard(folder: str):
-    """The audit hook: refuses REFUSED, writing outside `folder`, and access to other processes.
-
-    Opening folders is refused too: relative to an open folder, reported paths can mislead.
+    """The audit hook: refuses REFUSED, writing outside `folder`, other processes, and open folders,
+    relative to which reported paths can mislead.
     """
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 

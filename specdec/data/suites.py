@@ -1,14 +1,10 @@
 """Benchmark prompts: embedded suites, and the papers' own from a folder or the hub; their splits.
 
-`gather` collects the prompts to decode, and `conversation` formats one for a pair.
-
 Every suite has three forms. `gsm8k` is the benchmark itself. `laptop/gsm8k` holds similar prompts
 written for this workbook, for models with knowledge of the world. `toy/gsm8k` holds generated
-prompts for the small pairs, which know only generated text. The embedded ones are JSONL files
-beside this one: `laptop/` in the form of the hub's rows, `toy/` with their checks. A further suite,
-`mmlu`, holds questions of 57 subjects, each of which counts as a suite of its own (`by_subject`);
-it has no toy form. suites.yml lists all. Loading from the hub was NOT run where this was developed
-(no network).
+prompts for the small pairs, which know only generated text. A further suite, `mmlu`, holds
+questions of 57 subjects (`by_subject`) and has no toy form. suites.yml lists all. Loading from the
+hub was NOT run where this was developed (no network).
 """
 
 from __future__ import annotations
@@ -37,45 +33,36 @@ EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt to decode.
-
-    turns: texts of the user, or a single turn of token ids. reference: an answer to the first turn,
-    if any. check: how to check an answer (see `answer_checks`), if possible.
-    """
+    """One prompt to decode."""
 
     id: str
     suite: str
-    turns: tuple
-    reference: str | None = None
-    check: dict | None = None
+    turns: tuple  # texts of the user, or a single turn of token ids
+    reference: str | None = None  # an answer to the first turn
+    check: dict | None = None  # of an answer, see `answer_checks`
 
     @property
     def digest(self) -> str:
-        """Digest of the turns, whatever the prompt's name: equal turns have equal digests."""
+        """Digest of the turns, whatever the prompt's name."""
         return runs.content_key(turns=list(self.turns))[:16]
 
     @property
     def texts(self) -> frozenset[bytes]:
-        """Digests of every turn and of the answer: prompts that share one must be in the same
-        split.
-        """
+        """Digests of every turn and of the answer; no two splits share one."""
         texts = [text for text in (*self.turns, self.reference) if isinstance(text, str)]
         return frozenset(map(prompt_digest, texts))
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Description and licence of a suite; `file` and `hub` of a real one, the corpus's `family` of
-    a toy one.
-
-    hub: (repository, configuration or None, split, pinned revision); None for embedded suites.
-    """
+    """Description and licence of a suite, and where a real one comes from."""
 
     description: str
     licence: str
     file: str = ""
+    # (repository, configuration or None, split, pinned revision)
     hub: tuple[str, str | None, str, str] | None = None
-    family: str = ""
+    family: str = ""  # of a toy one in the corpus
 
 
 # the papers' benchmarks, in three forms
@@ -106,10 +93,8 @@ SUITES = runs.Table(_suites)
 
 
 def embedded_suite(name: str, pair: str) -> str:
-    """The embedded form of a suite for a pair: `toy/...` for TOY_PAIRS (with any drafter),
-    `laptop/...` for all others.
-
-    name: one of NAMES or SUBJECTS; a name with its form (`toy/gsm8k`) stays as it is.
+    """The embedded form of a suite for a pair: `toy/...` for TOY_PAIRS, else `laptop/...`; a name
+    with its form (`toy/gsm8k`) stays as it is.
 
     >>> embedded_suite("gsm8k", "small"), embedded_suite("gsm8k", "llama-3.1-8b")
     ('toy/gsm8k', 'laptop/gsm8k')
@@ -122,11 +107,8 @@ def embedded_suite(name: str, pair: str) -> str:
 
 
 def usual_suites(names: Iterable[str], pair: str) -> list[str]:
-    """The suites measured by default: those of `names` in the folder SPECDEC_DATA, with a warning
-    that names the missing ones.
-
-    Without such a folder, and for TOY_PAIRS (whose answers to real prompts mean nothing): their
-    embedded forms. A name with its form (`toy/gsm8k`) stays as it is.
+    """The suites measured by default: those of `names` in the folder SPECDEC_DATA, else, and for
+    TOY_PAIRS (whose answers to real prompts mean nothing), their embedded forms.
     """
     names = list(names)
     folder = os.environ.get(DATA_VARIABLE)
@@ -148,11 +130,8 @@ def usual_suites(names: Iterable[str], pair: str) -> list[str]:
 def load_suite(
     name: str, folder: str | Path | None = None, limit: int | None = None, seed: int = 0
 ) -> list[Prompt]:
-    """The prompts of a suite; `limit` takes a subset that depends on (seed, prompt ids); larger
-    limits contain smaller ones.
-
-    `laptop/...` and `toy/...` suites come with the package. The others come from `folder` (or the
-    folder in the environment variable SPECDEC_DATA), else from the hub.
+    """The prompts of a suite, from the package, `folder` (default: the environment variable
+    SPECDEC_DATA) or the hub. Larger limits contain smaller ones.
 
     >>> prompt = load_suite("laptop/gsm8k", limit=1)[0]
     >>> check_answer(prompt, prompt.reference), check_answer(prompt, "I do not know.")
@@ -231,8 +210,6 @@ def _from_folder(name: str, folder: Path) -> list[Prompt]:
             reference = None
         check = _gsm8k_check(reference) if name == "gsm8k" and reference else None
         prompts.append(Prompt(f"{name}/{row['question_id']}", name, tuple(turns), reference, check))
-    if not prompts:
-        raise SpecdecError(f"{path} holds no prompts.")
     return prompts
 
 
@@ -311,9 +288,7 @@ def _gsm8k_check(answer: str) -> dict | None:
 
 
 def check_answer(prompt: Prompt, text: str) -> bool | None:
-    """Whether `text` answers the prompt (its last turn); None if the prompt has no check. See
-    `answer_checks.passes`.
-    """
+    """Whether `text` answers the prompt's last turn; None if the prompt has no check."""
     return None if prompt.check is None else passes(prompt.check, text)
 
 
@@ -323,12 +298,10 @@ def prompt_digest(prompt: str) -> bytes:
 
 
 def split(prompts: Iterable[Prompt]) -> dict[str, list[Prompt]]:
-    """`train` (40 %), `tune` (20 %) and `test` (40 %) by the hash of the first turn, independent of
-    other prompts.
+    """`train` (40 %), `tune` (20 %) and `test` (40 %) by the hash of the first turn.
 
-    Policies are trained on `train`, static trees and thresholds chosen on `tune`, all evaluated on
-    `test`. The hash uses other bits than the corpus's hold-out. A prompt that shares a turn or the
-    answer with a prompt of a later part is dropped, so that no text is in two parts.
+    The hash uses other bits than the corpus's hold-out. A prompt that shares a turn or the answer
+    with a prompt of a later part is dropped, so that no text is in two parts.
     """
     parts: dict[str, list[Prompt]] = {part: [] for part in PARTS}
     for prompt in prompts:
@@ -351,10 +324,9 @@ def gather(
 ) -> list[Prompt]:
     """The prompts to decode.
 
-    suites: one name or a list of names of `suites.SUITES`; a list of `suites.Prompt` or of token-id
-    lists; or a dict {suite: prompts} whose values are lists of those or of texts. limit: prompts
-    per suite. part: "train", "tune" or "test" of `suites.split`, taken before the limit. folder: of
-    JSONL files, for suites that are not embedded.
+    suites: one name or a list of them; a list of `Prompt` or of token-id lists; or a dict
+    {suite: prompts} of lists of those or of texts. limit: prompts per suite, in its part.
+    folder: of JSONL files, for suites that are not embedded.
 
     >>> [prompt.id for prompt in gather({"mine": ["Add 2 and 3.", "Name a river."]})]
     ['mine/0', 'mine/1']
@@ -397,11 +369,8 @@ def _prompt(source, suite: str | None, number: int) -> Prompt:
 
 
 def conversation(pair: Pair, prompt: Prompt, turn: int, answers: list[str]) -> str | list:
-    """The input of `turn` (from 0): chat messages if the tokenizer has a template, else text or
-    token ids.
-
-    answers: those to earlier turns. Without a template, turns and answers are joined by blank
-    lines.
+    """The input of `turn` (from 0): chat messages if the tokenizer has a template, else token ids
+    or turns and answers joined by blank lines.
     """
     if not isinstance(prompt.turns[turn], str):
         return prompt.turns[turn]
@@ -416,9 +385,7 @@ def conversation(pair: Pair, prompt: Prompt, turn: int, answers: list[str]) -> s
 
 
 def openings(pair: Pair, prompts: Sequence[Prompt], new_tok: int = 1) -> list[list[int]]:
-    """Token ids of the first turn of every prompt. SpecdecError names the first one that cannot be
-    decoded, as in `ids_of_all`.
-    """
+    """Token ids of the first turn of every prompt."""
     first = [conversation(pair, item, 0, []) for item in prompts]
     return ids_of_all(pair, first, new_tok, [item.id for item in prompts])
 

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 
 from specdec.data.corpus import Example, drafter_prompts, training_examples
 
-JOINED_FRAC = (
-    0.2  # examples that continue the conversation before them, in a chat of several topics
-)
+JOINED_FRAC = 0.2  # examples that continue the chat before them
 
 
 def example_messages(example: Example) -> list[dict]:

@@ -55,16 +55,13 @@ class EvaluateConfig(Sampling):
     folder: str | Path | None = None  # JSONL files of suites that are not embedded
     repeats: int = 1
     warmup: int = 1  # prompts decoded first, uncounted
-    # processor time in place of the wall clock, for one thread on a busy CPU
-    cpu_time: bool = False
+    cpu_time: bool = False  # processor time in place of the wall clock (one thread)
     name: str = "evaluate"  # of the run
     scale: str = "laptop"
     force: bool = False  # start over
     progress: bool = True
-    # run elsewhere: local, ray or ray://host:port (`parallel`)
-    on: str | None = None
-    # the most prompts at once there
-    jobs: int | None = None
+    on: str | None = None  # run elsewhere: local, ray or ray://host:port (`parallel`)
+    jobs: int | None = None  # the most prompts at once there
 
 
 @runs.with_settings(EvaluateConfig)
@@ -224,10 +221,7 @@ class _Bench:
                         self.run.shards("prompts").write(number, prompts)
 
     def decode_all(self, item, repeat: int) -> tuple[list[dict], list[dict]]:
-        """All turns of one prompt by all methods, in a random order per turn.
-
-        Returns rows of prompts and of cycles.
-        """
+        """Rows of prompts and of cycles of one prompt by all methods, in a random order."""
         methods = {name: unused_method(method) for name, method in self.policies.items()}
         prompts = []
         cycles = []
@@ -260,9 +254,7 @@ class _Bench:
         return decode(self.pair, ids, policy, seed=seed, **self.options)
 
     def _row(self, item, turn: int, out: Generation) -> dict:
-        """A row of prompts.parquet: new_tok counts tokens up to the first stop token, cycle_tok
-        those of the cycles (the numerator of tau).
-        """
+        """A row of prompts.parquet: new_tok ends at a stop token, cycle_tok counts whole cycles."""
         text = out.text if out.text is not None else " ".join(map(str, out.tokens))
         row = {"prompt_tok": out.prompt_tok, "new_tok": out.new_tok, "cycles": len(out.rows)}
         row["cycle_tok"] = sum(cycle.new_tok for cycle in out.rows)
@@ -297,9 +289,7 @@ class _Bench:
 
 
 def is_crowded(prompts: pd.DataFrame) -> bool:
-    """Whether others used too many cores for these times to mean much; processor time is not
-    affected.
-    """
+    """Whether others used too many cores for these wall-clock times to mean much."""
     counted = prompts[prompts["neighbours"].notna() & (prompts["clock"] == "wall")]
     if counted.empty:
         return False
@@ -335,11 +325,10 @@ def _measure_elsewhere(
 
 
 def summary(run: runs.Run, baseline: str | None = None) -> pd.DataFrame:
-    """One row per (suite, method), and 'all' suites: the columns of stats.compare and some more.
+    """One row per (suite, method), and 'all' suites: stats.compare, metrics.text_facts, and counts.
 
-    Added: new_tok, cycles, calls (draft forwards), the columns of metrics.text_facts (same_frac,
-    checked, accuracy_frac), prefill_frac (of the total time), crowded (others used the cores: no
-    result) and, of the time in cycles, a <share>_frac for each of SHARES.
+    calls: draft forwards. prefill_frac: of the total time. crowded: others used the cores, so there
+    is no result. <share>_frac of SHARES: of the time in cycles.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -374,11 +363,8 @@ def summary(run: runs.Run, baseline: str | None = None) -> pd.DataFrame:
 
 
 def noise_check(run: runs.Run) -> dict:
-    """Compare two identical methods of the run: the smallest difference that this machine can
-    detect.
-
-    Returns first and second (their names), their speedup with its interval, the interval's width,
-    prompts, p_value, and quiet: whether the interval holds 1.
+    """Compare two identical methods of the run: the smallest difference that this machine detects.
+    quiet: whether the interval of their speedup holds 1.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")

@@ -69,9 +69,7 @@ class Baselines:
 
     @classmethod
     def from_race(cls, pair, trace, costs, **settings) -> Baselines:
-        """The trees that win a live race among the fastest in replay on the tune part
-        (`race_static`).
-        """
+        """The trees that win a live race on the tune part (`race_static`)."""
         race = race_static(pair, trace, costs, **settings)
         return cls(DEFAULTS, race.tuned, race.per_suite, ("tune",))
 
@@ -99,11 +97,8 @@ class Baselines:
 
     @property
     def bounds(self) -> dict[Method, dict]:
-        """Options of `clairvoyant` by method: which decisions an oracle that knows the text may
-        take.
-
-        An oracle chooses depth, size or both; the rest comes from the tuned tree. The clairvoyant
-        chooses everything.
+        """Options of `clairvoyant` by method. An oracle knows the text and chooses depth, size or
+        both; the rest comes from the tuned tree. The clairvoyant chooses everything.
         """
         width = {"top_ks": [self.tuned.top_k], "beams": [self.tuned.beam]}
         return {
@@ -114,9 +109,7 @@ class Baselines:
         }
 
     def by_method(self, policies: dict) -> dict[Method, list[Policy]]:
-        """{method: [policy per seed]}; a single policy counts as one seed. SpecdecError for names
-        already in use.
-        """
+        """{method: [policy per seed]}; a single policy counts as one seed."""
         baselines = {*self.trees, AUTOREGRESSIVE, PER_SUITE, RANDOM, *self.bounds}
         lists = {}
         for name, seeds in policies.items():
@@ -142,13 +135,10 @@ class Comparison:
 
     @functools.cached_property
     def table(self) -> pd.DataFrame:
-        """One row per suite ("all" pools them), method and seed: these, turns, prompts, MEASURES
-        and policy_ms.
+        """One row per suite ("all" pools them), method and seed.
 
-        speedup is over plain decoding, over_default and over_tuned over those trees. draft_calls
-        and verify_nodes are means per cycle, policy_frac is the policy's share of the time.
-        policy_ms is missing for baselines. beyond_costs: whether over_tuned differs from 1 by more
-        than the costs' uncertainty. With the fields of the row's method.
+        speedup is over plain decoding. draft_calls and verify_nodes are means per cycle,
+        policy_frac is the policy's share of the time; policy_ms is missing for baselines.
         """
         # 1. sums and rates
         turns = self.turns.assign(of=self.turns["suite"] + "/" + self.turns["prompt"].astype(str))
@@ -178,9 +168,7 @@ class Comparison:
         return self.with_identity(table[[*first, *MEASURES, "policy_ms", "beyond_costs"]])
 
     def with_identity(self, table: pd.DataFrame) -> pd.DataFrame:
-        """The table with the fields of every row's method (`identity.FIELDS`), the temperature and
-        the machine.
-        """
+        """The table with `identity.FIELDS`, the temperature and the machine."""
         methods = [*self.baselines.trees, PER_SUITE, *self.policy_ms]
         facts = {"temperature": self.temperature, "machine": self.machine}
         return identity.with_fields(table, methods, **facts)
@@ -204,10 +192,9 @@ def compare_replay(
 ) -> Comparison:
     """Replay the turns of a part of the recording with `policies` and with all baselines.
 
-    policies: name -> a policy or one per training seed; they stay unchanged. baselines: None
-    chooses them on the recording. policy_ms: name -> time of one answer; that of others is measured
-    with the first seed, live if the `pair` is given, else in replay, whose caches are warmer.
-    random_seeds: of the random policy.
+    policies: name -> a policy or one per training seed. baselines: None chooses them on the
+    recording. policy_ms: name -> time of one answer; that of others is measured with the first
+    seed, live if the `pair` is given, else in replay, whose caches are warmer.
     """
     baselines = baselines or _usual(trace, costs, part)
     if part in baselines.chosen_on:
@@ -254,9 +241,7 @@ def compare_replay(
 
 
 def _usual(trace, costs, part: str) -> Baselines:
-    """Baselines chosen on the usual parts; on the test part, with a warning, if nothing else was
-    recorded.
-    """
+    """Baselines chosen on the usual parts; on the test part if nothing else was recorded."""
     if trace.turns["part"].isin(CHOSEN_ON).any():
         return Baselines.choose(trace, costs)
     why = f"there is no part {' or '.join(CHOSEN_ON)}, so trees are tuned on what judges them"
@@ -273,9 +258,7 @@ def refuse_if_chosen_on(name: str, policy: Policy, part: str) -> None:
 
 
 def warn_elsewhere(policy: Policy, **here) -> None:
-    """Warn if a policy, or part of a Chain, was trained for another pair, or for other costs
-    without repricing.
-    """
+    """Warn if a policy, or part of a Chain, was trained for another pair or other costs."""
     for part in getattr(policy, "policies", (policy,)):
         if hasattr(part, "warn_elsewhere"):
             facts = dict(here)
@@ -286,10 +269,7 @@ def warn_elsewhere(policy: Policy, **here) -> None:
 
 def pair_costs(models: dict, here: str, top_k: int = 10, context_tok: int = 300) -> pd.DataFrame:
     """Milliseconds of drafting d levels and of verifying 20 d nodes, d = 1 .. 10, within each
-    machine's measured range.
-
-    Columns machine, here, depth, nodes, draft_ms, verify_ms; the first level is the root pass, as
-    LTD's Figure 2 counts.
+    machine's measured range. The first level is the root pass, as in LTD's Figure 2.
     """
     columns = ["machine", "here", "depth", "nodes", "draft_ms", "verify_ms"]
     rows = []
@@ -307,11 +287,9 @@ def pair_costs(models: dict, here: str, top_k: int = 10, context_tok: int = 300)
 def over_seeds(comparison: Comparison) -> pd.DataFrame:
     """One row per suite and method, with the spreads over training seeds and over prompts.
 
-    Columns suite, method, seeds, prompts, and each of MEASURES: its mean over seeds with Student's
-    t-interval (<measure>_low, _high; NaN for one seed). For each of RATIOS also <ratio>_prompts_low
-    and _high: paired interval over prompts of the mean over seeds. beyond_costs: as in
-    `Comparison.table`. p_default, p_tuned: its p-values; p_default_holm and p_tuned_holm adjust
-    over the policies of a suite (baselines are no hypotheses of ours and get none).
+    MEASURES: means over seeds with Student's t-interval (<measure>_low, _high; NaN for one seed).
+    RATIOS also have <ratio>_prompts_low and _high: paired intervals over prompts. p_default
+    and p_tuned; p_default_holm and p_tuned_holm are adjusted over the policies of a suite.
     """
     # 1. means and spreads over seeds
     keys = ["suite", "method"]
@@ -343,9 +321,7 @@ def over_seeds(comparison: Comparison) -> pd.DataFrame:
 
 
 def best_seed(trace, costs, policies: list[Policy], policy_ms: float) -> int:
-    """Index of the fastest policy on part "tune", recorded in its log: which of several trainings
-    to keep.
-    """
+    """Index of the fastest policy on part "tune", recorded in its log."""
     tune = trace.select(part="tune")
     times = []
     for policy in policies:
@@ -357,10 +333,8 @@ def best_seed(trace, costs, policies: list[Policy], policy_ms: float) -> int:
 
 
 def choices(policies: dict[str, list[Policy]]) -> pd.DataFrame:
-    """The part of the prompts used for each choice in the making of a policy: one row per method,
-    choice and seed's value.
-
-    Columns method, choice, part, value. Policies without such a record have one row of dashes.
+    """The part of the prompts used for each choice in the making of a policy: method, choice, part,
+    value. Policies without such a record have one row of dashes.
     """
     columns = ["method", "choice", "part", "value"]
     rows = []
@@ -372,9 +346,7 @@ def choices(policies: dict[str, list[Policy]]) -> pd.DataFrame:
 
 
 def load_controllers(folders: dict[str, list]) -> dict[Method, list[Policy]]:
-    """method -> policies, from name -> folders, one per seed, as `methods.load_controller` takes
-    them.
-    """
+    """method -> policies, from name -> folders, one per seed."""
     return {Method.of(name): list(map(load_controller, seeds)) for name, seeds in folders.items()}
 
 

@@ -27,14 +27,8 @@ from specdec.evaluation.compare import PER_SUITE, RANDOM, RATIOS, TUNED, Baselin
 from specdec.evaluation.methods import AUTOREGRESSIVE
 from specdec.identity import Method
 from specdec.models.fingerprint import describe_pair
-from specdec.replays.static_trees import (
-    SETTING,
-    fastest,
-    setting,
-    static_grid,
-    static_turns,
-    tree_of,
-)
+from specdec.replays import static_trees
+from specdec.replays.static_trees import SETTING, setting, static_grid, static_turns, tree_of
 from specdec.replays.trace import Trace
 
 # total_tokens of the candidate trees
@@ -73,10 +67,8 @@ def decode_live(
     """Decode the test part of `suites` with plain decoding, baselines and policies, interleaved
     prompt by prompt.
 
-    policies: name -> policies, the first `seeds` of which are used; they stay unchanged. suites:
-    names, as in the recording of `baselines`; each has its own run, which includes the suite's own
-    tree. calibration: calibrate too, in pieces between the prompts. settings: fields of
-    EvaluateConfig by name. The same call continues a stopped one.
+    policies: name -> policies, the first `seeds` of which are used. suites: names; each has a run,
+    with the suite's own tree. calibration: calibrate too, in pieces between the prompts.
     """
     config = runs.configured(config or LIVE, EvaluateConfig, settings)
     suite_trees = [baselines.of_suite(suite) for suite in suites]
@@ -120,19 +112,14 @@ def _measured_beside(run: runs.Run, timing: Calibration) -> CostModel:
     return CostModel.load(path)
 
 
-def live_table(live: Live) -> pd.DataFrame:
+def live_table(live: Live, prompts: pd.DataFrame | None = None) -> pd.DataFrame:
     """One row per suite ("all" pools several), method and seed, measured live, prefill included.
 
-    Columns suite, method, seed, prompts, tok_per_s, tau and, each with a paired interval (_low,
-    _high), speedup over plain decoding, over_default and over_tuned. p_default_holm and
-    p_tuned_holm: after Holm over the policies of a suite. draft_calls and verify_nodes are per
-    cycle; policy_frac of their time; and metrics.text_facts.
+    RATIOS have paired intervals; p_default_holm and p_tuned_holm are adjusted over the policies of
+    a suite. draft_calls and verify_nodes are per cycle, policy_frac of their time; with
+    metrics.text_facts. prompts: rows of it, default all.
     """
-    return _table(live, live.prompts)
-
-
-def _table(live: Live, prompts: pd.DataFrame) -> pd.DataFrame:
-    """`live_table` of some rows."""
+    prompts = live.prompts if prompts is None else prompts
     # 1. over plain decoding, and over two trees
     keys = ["suite", "method"]
     table = stats.compare(prompts, AUTOREGRESSIVE)
@@ -167,13 +154,10 @@ def beside(comparison: Comparison, live: Live) -> pd.DataFrame:
     """Replay's predictions next to live measurements, on common turns and without prefill on both
     sides.
 
-    A live first cycle includes the drafter's reading of the prompt, so costs measured alongside add
-    that to the turns of methods that draft.
-
-    Columns suite, method, seed, prompts, and for each of RATIOS: replay_<ratio>, live_<ratio> with
-    its interval, <ratio>_off (replay / live - 1) and <ratio>_inside (whether the interval holds the
-    prediction; NA for a single prompt); replay_ms_per_tok, live_ms_per_tok and ms_per_tok_off. Both
-    sides must have decoded with the same max_new_tokens.
+    For each of RATIOS: replay_<ratio>, live_<ratio> with its interval, <ratio>_off (replay / live
+    - 1) and <ratio>_inside (whether the interval holds the prediction; NA for one prompt). A live
+    first cycle includes the drafter's reading of the prompt: costs measured alongside add that.
+    Both sides must have decoded with the same max_new_tokens.
     """
     # 1. tokens after the first, which the prefill yields; turns that end with it are dropped
     prompts = live.prompts
@@ -193,7 +177,7 @@ def beside(comparison: Comparison, live: Live) -> pd.DataFrame:
     keys = ["suite", "method", "seed"]
     predicted = dataclasses.replace(comparison, turns=turns).table[[*keys, "ms_per_tok", *RATIOS]]
     # 3. side by side
-    rows = _table(live, prompts).merge(predicted, on=keys, suffixes=("", "_replay"))
+    rows = live_table(live, prompts).merge(predicted, on=keys, suffixes=("", "_replay"))
     table = rows[[*keys, "prompts"]].copy()
     for name in RATIOS:
         replayed = rows[f"{name}_replay"]
@@ -211,12 +195,10 @@ def beside(comparison: Comparison, live: Live) -> pd.DataFrame:
 
 
 def agreement(table: pd.DataFrame) -> dict[str, float]:
-    """Accuracy of replay's predictions over all methods of a table of `beside`, all suites
-    together, as numbers by name.
+    """Accuracy of replay's predictions in a table of `beside`, over all methods and suites.
 
-    methods; median_frac and worst_frac: errors of milliseconds per token; spearman: their rank
-    correlation; gain_median and gain_worst: difference between predicted and live gain over the
-    tuned tree (0.02 is two percentage points).
+    median_frac, worst_frac: errors of times per token; spearman: their rank correlation;
+    gain_median, gain_worst: errors of the gain over the tuned tree (0.02 is two points).
     """
     suites = set(table["suite"])
     rows = table[table["suite"] == ("all" if "all" in suites else table["suite"].iloc[0])]
@@ -237,17 +219,14 @@ def agreement(table: pd.DataFrame) -> dict[str, float]:
 class LiveCheck:
     """The result of `live_check`.
 
-    table: one row per tree, and one for plain decoding: method, total_tokens, depth, top_k, beam,
-    predicted_ms and measured_ms per token (prefill excluded), error_frac: predicted speed (tokens
-    per second) over the measured one, less 1; predicted_speedup and measured_speedup over plain
-    decoding of the same turns, relative_frac: their ratio, less 1; within_costs: whether a tree's
-    error, beyond the one common to all trees, is within the costs' stated uncertainty.
+    table: one row per tree, and one for plain decoding. error_frac: predicted speed over the
+    measured one, less 1; relative_frac: the same of speed-ups over plain decoding; within_costs:
+    whether a tree's error, beyond the one common to all, is within the costs' uncertainty.
 
-    facts: trees; turns compared, and left_out as their live text differs (half precision);
-    cycles_differing: pairs of turn and tree with other cycles than predicted, 0 if the recording is
-    exact; spearman: rank correlation of the trees' times; drift_frac: extra time of all trees
-    together over the prediction; uncertainty_frac of the costs; median and worst error of a tree's
-    speed (_frac) and of its speed-up over plain decoding (_relative_frac).
+    facts: turns compared, and left_out as their live text differs (half precision);
+    cycles_differing: pairs of turn and tree with other cycles than predicted; spearman: rank
+    correlation of the trees' times; drift_frac: extra time of all trees together; median and worst
+    error of speeds (_frac) and of speed-ups (_relative_frac).
     """
 
     table: pd.DataFrame
@@ -269,22 +248,18 @@ class LiveCheck:
 def pick_trees(
     trace: Trace, costs: CostModel, count: int = 10, default: TreeConfig | None = None
 ) -> dict[str, TreeConfig]:
-    """name -> TreeConfig: the default, the tree tuned on the part train, and others evenly spread
-    over the ranking there.
-
-    Sizes are SIZES, depths and widths those of the recording. default: None takes EAGLE-3's.
+    """name -> TreeConfig: the default (EAGLE-3's), the tree tuned on the part train, and others
+    evenly spread over the ranking there.
     """
     default = default or compare.DEFAULTS[0]
     trace = trace.select(part="train")
     static_turns(trace, costs, default)  # refuses a default that was not recorded
     sizes = [total for total in SIZES if total <= trace.most_nodes + 1]
     grid = static_grid(trace, costs, sizes, range(1, trace.depth + 1))
-    trees = {"default": default, "tuned": fastest(grid)}
+    trees = {"default": default, "tuned": static_trees.fastest(grid)}
     ranked = map(tree_of, grid.sort_values("ms_per_tok", kind="stable")[SETTING].to_dict("records"))
     rest = [tree for tree in dict.fromkeys(ranked) if tree not in trees.values()]
-    if not 2 <= count <= len(rest) + 2:
-        why = f"{count} trees were asked for, but {len(rest) + 2} are available"
-        raise SpecdecError(f"{why}; ask for 2 or more, or record more widths or depths.")
+    count = min(count, len(rest) + 2)
     points = min(count - 1, len(rest))  # the fastest of the rest is used if all are needed
     places = np.linspace(0, len(rest) - 1, points)[points - (count - 2) :].round().astype(int)
     for place in places:
@@ -307,10 +282,8 @@ def live_check(
 
     trees: name -> TreeConfig (see `pick_trees`). prompts: those recorded, if the recording is not
     of suites by name. settings: fields of EvaluateConfig; limit (2) takes the recording's first
-    prompts per suite, of its part (test). The recording must be the pair's own and greedy, the cost
-    model of this pair, precision and machine.
-    costs: or how to measure them, in pieces between the prompts: then a change of the machine's
-    speed since calibration is no error of the prediction.
+    prompts per suite, of its part (test). costs: of this pair, precision and machine, or how to
+    measure them in pieces between the prompts.
 
     >>> import specdec
     >>> pair, texts = specdec.load_pair("tiny", dtype="float32"), {"mine": ["What is 2 + 3?"]}

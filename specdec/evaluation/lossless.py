@@ -18,16 +18,15 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from specdec import runs
-from specdec.core.decode import autoregress, decode, decode_many, ids_of_all
+from specdec.core.decode import autoregress, decode, ids_of_all
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Chain, Policy, RandomPolicy, Static
 from specdec.core.records import EXTEND, PLAN, SIZE
 from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker
-from specdec.errors import SpecdecError, check_integer
-from specdec.evaluation.methods import Sampling, named_methods
+from specdec.errors import SpecdecError
+from specdec.evaluation.methods import named_methods
 
 COLUMNS = ("prompt", "policy", "temperature", "dtype", "tokens", "accepted_tok", "questions")
 COLUMNS += ("equal", "first_divergence", "top2_gap", "gap", "tolerance", "near_tie")
@@ -53,9 +52,8 @@ _BUSHY = tuple((a, *rest) for a in range(3) for rest in ((), (0,), (1,), (0, 0),
 class Audit:
     """The result of `audit`. rows: one row per text, columns COLUMNS.
 
-    first_divergence: index of the first different token, missing if there is none. At that index,
-    by the target's own token-by-token forward: top2_gap between the two best scores, gap between
-    its choice and the text's, and `audit`'s tolerance.
+    first_divergence: index of the first different token. There, by the target's token-by-token
+    forward: top2_gap between the two best scores, gap between its choice and the text's.
     """
 
     rows: pd.DataFrame
@@ -63,9 +61,7 @@ class Audit:
 
     @property
     def failures(self) -> pd.DataFrame:
-        """The rows that refute losslessness: any divergence in float32, otherwise any that is no
-        near-tie.
-        """
+        """Divergences that refute losslessness: all in float32, otherwise all but near-ties."""
         rows = self.rows
         return rows[~rows.equal & ((rows.dtype == "float32") | ~rows.near_tie)]
 
@@ -81,12 +77,7 @@ class Audit:
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per temperature.
-
-        accepted_tok: accepted drafts. differing: texts unlike plain decoding's. failures: those of
-        them that refute losslessness. worst_tie: the largest gap of a near-tie in units of its
-        tolerance.
-        """
+        """One row per temperature; worst_tie: a near-tie's largest gap over its tolerance."""
         differing = ~self.rows["equal"]
         failed = self.rows.index.isin(self.failures.index)
         ties = (self.rows["gap"] / self.rows["tolerance"]).where(differing & self.rows["near_tie"])
@@ -130,14 +121,12 @@ def audit(
     temperatures: Sequence[float] = (0.0, 1.0),
     seed: int = 0,
     progress: bool = True,
-    rows: int = 1,
     **sampling,
 ) -> Audit:
     """Decode every prompt under every policy at every temperature and compare with plain decoding.
 
     prompts: a list of what `decode` takes; prompt i is sampled with seed + i. policies: by name,
-    a list, or None for `default_policies()`. rows: texts decoded at once, but for the plain one.
-    sampling: top_k, top_p, min_p, repetition_penalty.
+    a list, or None for `default_policies()`. sampling: top_k, top_p, min_p, repetition_penalty.
 
     In float32 every token must agree. In low precision a tree's forward rounds differently, so a
     text may diverge at a near-tie (`_NearTies`).
@@ -167,12 +156,8 @@ def audit(
                 plain = autoregress(pair, prompt, **settings).tokens
                 ties = _NearTies(pair, prompt, plain, Picker.from_settings(**draws), temperature)
                 # 2. its text under each policy, compared with the plain one
-                texts = (decode(pair, prompt, each, **settings) for each in policies.values())
-                if rows > 1:
-                    policy_of = list(policies.values()).__getitem__
-                    same = [prompt] * len(policies)
-                    texts = decode_many(pair, same, policy_of, rows=rows, **settings)
-                for name, text in zip(policies, texts, strict=True):
+                for name, policy in policies.items():
+                    text = decode(pair, prompt, policy, **settings)
                     accepted_tok = sum(min(row.accepted_tok, row.kept_tok) for row in text.rows)
                     questions = sum(row.questions for row in text.rows)
                     facts = (number, name, temperature, dtype_name(pair.target.dtype))
@@ -260,11 +245,7 @@ class ChiSquare:
 
 
 def chi_square(counts, probabilities) -> ChiSquare:
-    """Are `counts` (integers [C]) draws from `probabilities` ([C], sum 1)? Cells that expect under
-    five draws are pooled.
-
-    A draw of probability zero fails at once.
-    """
+    """Are `counts` [C] draws from `probabilities` [C]? Cells that expect under five are pooled."""
     counts = np.asarray(counts, dtype=float)
     probabilities = np.asarray(probabilities, dtype=float)
     draws = counts.sum()
@@ -282,33 +263,25 @@ def chi_square(counts, probabilities) -> ChiSquare:
     return ChiSquare(statistic, degrees, p_value)
 
 
-@dataclass(frozen=True)
-class DistributionConfig(Sampling):
-    """How `distribution_test` draws."""
-
-    temperature: float = 1.0
-    new_tok: int = 3  # tokens of a continuation
-    draws: int = 500  # continuations
-    seed: int = 0  # of the first draw; the next ones count up
-    progress: bool = True
-
-
-@runs.with_settings(DistributionConfig)
 def distribution_test(
     pair: Pair,
     prompt,
     policy: Policy | None = None,
-    config: DistributionConfig | None = None,
     *,
+    new_tok: int = 3,
+    draws: int = 500,
+    temperature: float = 1.0,
+    seed: int = 0,
     draw: Callable[[int], list[int]] | None = None,
-    **settings,
+    progress: bool = True,
+    **warping,
 ) -> ChiSquare:
-    """Sample continuations of a few tokens with seeds seed, seed + 1, ... and test them against
-    exact probabilities.
+    """Sample `draws` continuations of `new_tok` tokens with seeds seed, seed + 1, ... and test them
+    against exact probabilities.
 
     The probabilities come from plain forwards over every possible continuation, so the vocabulary
     must be small or cut by top_k (4096 continuations at most). draw(seed) -> token ids replaces
-    `decode`, to see a wrong method fail. settings: fields of DistributionConfig by name.
+    `decode`, to see a wrong method fail. warping: top_k, top_p, min_p, repetition_penalty.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -316,23 +289,20 @@ def distribution_test(
     >>> distribution_test(pair, "What is 2 + 3?", specdec.Static(8, 2, 3), **few).passed
     True
     """
-    config = runs.configured(config, DistributionConfig, settings)
-    check_integer("draws", config.draws, 1)
-    check_integer("new_tok", config.new_tok, 1)
-    if not config.temperature > 0:
+    if not temperature > 0:
         raise SpecdecError("distribution_test compares sampled text; set a temperature above 0.")
 
+    sampling = {"temperature": temperature, **warping}
+
     def drafted(seed: int) -> list[int]:
-        options = dict(max_new_tokens=config.new_tok, stop_tokens=(), seed=seed, **config.sampling)
+        options = dict(max_new_tokens=new_tok, stop_tokens=(), seed=seed, **sampling)
         return decode(pair, prompt, policy, **options).tokens
 
     draw = draw or drafted
-    picker = Picker.from_settings(seed=0, **config.sampling)
-    law = continuation_law(pair, prompt, config.new_tok, picker)
-    seeds = range(config.seed, config.seed + config.draws)
+    law = continuation_law(pair, prompt, new_tok, Picker.from_settings(seed=0, **sampling))
     counts: Counter = Counter()
-    for seed in tqdm(seeds, unit="draw", disable=not config.progress):
-        counts[tuple(draw(seed))] += 1
+    for number in tqdm(range(seed, seed + draws), unit="draw", disable=not progress):
+        counts[tuple(draw(number))] += 1
     cells = [*law, *(set(counts) - set(law))]
     return chi_square([counts[cell] for cell in cells], [law.get(cell, 0.0) for cell in cells])
 

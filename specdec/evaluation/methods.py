@@ -41,9 +41,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class DraftedBy:
-    """A policy with its own drafter on the target that all methods share (`load_drafter(...,
-    pair.target)`).
-    """
+    """A policy with its own drafter on the target that all methods share."""
 
     drafter: Drafter
     policy: Policy
@@ -88,9 +86,7 @@ def method_from(text: str) -> Policy | None:
 
 
 def load_controller(folder: str | Path | list | tuple) -> Policy:
-    """The learned policy of a folder, as in `load_policy`; LTD's two policies also as a pair of
-    folders.
-    """
+    """The learned policy of a folder; LTD's two policies also as a pair of folders."""
     if not isinstance(folder, list | tuple):
         return load_policy(folder)
     parts = {policy.kind: policy for policy in map(load_policy, folder)}
@@ -101,9 +97,7 @@ def load_controller(folder: str | Path | list | tuple) -> Policy:
 
 
 def named_methods(methods: dict) -> dict[str, Policy | None]:
-    """{name: policy (perhaps `DraftedBy` another drafter), or None for plain decoding}; texts as in
-    `method_from`.
-    """
+    """{name: policy, or None for plain decoding}; texts as in `method_from`."""
     if not isinstance(methods, dict) or not methods:
         example = "{'plain': 'autoregressive'}"
         raise SpecdecError(f"methods is a dict of names and policies, such as {example}.")

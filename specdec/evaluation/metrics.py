@@ -26,8 +26,8 @@ RATES = {
     "accepted_per_candidate": ("accepted_tok", "candidates"),
     "new_per_verified_row": ("new_tok", "verified_tok"),
 }
-COUNTED = ["cycles", "first_accepted", "all_levels", "accepted_tok", "verify_nodes"]
-COUNTED += ["draft_calls", "candidates", "new_tok", "verified_tok"]
+COUNTED = ["cycles", "accepted_tok", "verify_nodes", "draft_calls", "candidates", "new_tok"]
+COUNTED += ["verified_tok"]
 
 
 def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
@@ -35,25 +35,21 @@ def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
     counts as a turn.
 
     tau_pooled: new tokens over cycles, as in LTD. tau_macro: mean over the prompts' own, as in
-    RADAR's code. tau_last_turn: pooled over each prompt's last turn only, as LTD's code records it.
-    calls_pooled, calls_macro: draft calls per cycle; the second is RADAR's "average calls".
+    RADAR's code.
+    calls_macro: draft calls per cycle, mean over prompts, RADAR's "average calls".
     rounds_per_turn, rounds_per_turn_sd: cycles per turn, the "acceptance length" of Re-SpS's Table
     6; less is better. RATES, and <rate>_macro, <rate>_sd: mean and deviation over the turns' own.
-    first_accepted_frac, all_levels_frac: share of cycles that accept a draft token, or one at every
-    drafted depth. And the columns of `actions`.
+    And the columns of `actions`.
     """
     by = _list(by)
-    # 1. sums of turns, of prompts, and of the prompts' last turns
+    # 1. sums of turns and of prompts
     turn = [*by, *TURN]
     for name in ("repeat", "seed"):
         if name in rows and name not in by:
             turn.append(name)
     prompt = [name for name in turn if name != "turn"]
-    all_levels = rows["accepted_tok"] >= rows["draft_calls"].clip(lower=1)
-    rows = rows.assign(cycles=1, first_accepted=rows["accepted_tok"] > 0, all_levels=all_levels)
-    turns = rows.groupby(turn, sort=False)[COUNTED].sum()
+    turns = rows.assign(cycles=1).groupby(turn, sort=False)[COUNTED].sum()
     prompts = turns.groupby(prompt, sort=False).sum()
-    last = turns.groupby(prompt, sort=False).tail(1).groupby(by, sort=False).sum()
     sums = turns.groupby(by, sort=False).sum()
 
     def over(quotients: pd.Series):
@@ -64,8 +60,6 @@ def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
     facts = pd.DataFrame({"cycles": sums["cycles"], "turns": rounds.size()})
     facts["tau_pooled"] = tau(sums["new_tok"], sums["cycles"])
     facts["tau_macro"] = over(tau(prompts["new_tok"], prompts["cycles"])).mean()
-    facts["tau_last_turn"] = tau(last["new_tok"], last["cycles"])
-    facts["calls_pooled"] = sums["draft_calls"] / sums["cycles"]
     facts["calls_macro"] = over(prompts["draft_calls"] / prompts["cycles"]).mean()
     facts["rounds_per_turn"] = rounds.mean()
     facts["rounds_per_turn_sd"] = rounds.std()
@@ -75,17 +69,14 @@ def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
         rates = over(turns[number] / turns[divisor].where(turns[divisor] > 0))
         facts[f"{name}_macro"] = rates.mean()
         facts[f"{name}_sd"] = rates.std()
-    facts["first_accepted_frac"] = sums["first_accepted"] / sums["cycles"]
-    facts["all_levels_frac"] = sums["all_levels"] / sums["cycles"]
     return facts.join(actions(rows, by))
 
 
 def text_facts(prompts: pd.DataFrame) -> pd.DataFrame:
     """Equality and correctness of the texts, by suite and method. prompts: prompts.parquet.
 
-    same_frac: share of texts equal to the baseline's. checked: number of answers with a check.
-    accuracy_frac: share of those that pass, NaN if there are none; it is the target's own, and
-    truncated answers are checked as they are.
+    same_frac: share of texts equal to the baseline's. checked: answers with a check.
+    accuracy_frac: share of those that pass.
     """
     groups = prompts.groupby(["suite", "method"], sort=False)
     facts = groups["same"].mean().to_frame("same_frac").assign(checked=groups["correct"].count())
@@ -95,10 +86,8 @@ def text_facts(prompts: pd.DataFrame) -> pd.DataFrame:
 def actions(rows: pd.DataFrame, by="method") -> pd.DataFrame:
     """Statistics of the actions, one row per value of `by`.
 
-    unique_actions: distinct ACTION as executed, Re-SpS's Tables 2 and 5. effective_actions: exp of
-    the entropy of their shares, which gives rare ones little weight. commonest:
-    "total_tokens/depth/top_k", with its share commonest_frac.
-    collapsed: one action makes up COLLAPSED_FRAC of the cycles or more.
+    unique_actions: distinct ACTION, Re-SpS's Tables 2 and 5. effective_actions: exp of the entropy
+    of their shares. collapsed: one action makes up COLLAPSED_FRAC of the cycles or more.
     """
     by = _list(by)
     shares = action_shares(rows, by)
@@ -113,9 +102,7 @@ def actions(rows: pd.DataFrame, by="method") -> pd.DataFrame:
 
 
 def action_shares(rows: pd.DataFrame, by="method", columns=ACTION) -> pd.DataFrame:
-    """The histogram of actions: `by`, `columns`, cycles, share (of the cycles of that `by`), most
-    frequent first.
-    """
+    """The histogram of actions, most frequent first: `by`, `columns`, cycles, share."""
     by = _list(by)
     assert len(rows), "there are no cycles: decode, or replay with keep_cycles=True"
     counts = rows.groupby([*by, *columns], sort=False).size().rename("cycles").reset_index()
@@ -126,9 +113,7 @@ def action_shares(rows: pd.DataFrame, by="method", columns=ACTION) -> pd.DataFra
 
 
 def answer_shares(rows: pd.DataFrame, by="method", columns=ANSWERS) -> pd.DataFrame:
-    """`action_shares` of every column separately, in long form: `by`, answer (the column's name),
-    value, cycles, share.
-    """
+    """`action_shares` of every column: `by`, answer (the column), value, cycles, share."""
     by = _list(by)
     parts = []
     for name in columns:
@@ -138,9 +123,7 @@ def answer_shares(rows: pd.DataFrame, by="method", columns=ANSWERS) -> pd.DataFr
 
 
 def answer_counts(rows: pd.DataFrame) -> pd.DataFrame:
-    """Number of cycles with each answer and each accepted length, by suite, method and seed:
-    these, ANSWERS, draft_calls, accepted_tok, cycles.
-    """
+    """Cycles with each answer and accepted length, by suite, method and seed."""
     columns = ["suite", "method", "seed", *ANSWERS, "draft_calls", "accepted_tok"]
     return rows.groupby(columns, sort=False).size().rename("cycles").reset_index()
 

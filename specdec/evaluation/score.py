@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ from specdec.errors import SpecdecError, first_line
 from specdec.evaluation import stats
 from specdec.evaluation.compare import CHOSEN_ON, TUNED
 from specdec.evaluation.methods import AUTOREGRESSIVE, method_from
-from specdec.models.fingerprint import fingerprint
 from specdec.policies.base import Learned
 from specdec.replays.oracle import clairvoyant, headroom
 from specdec.replays.replay import answer_ms, replay
@@ -66,7 +64,8 @@ class Bench:
         parts for choices.
         """
         test = recorded.select(part="test").restrict(costs.ranges)
-        text = recorded.header.get("tuned", {}).get(price_key(costs))
+        key = runs.content_key(costs=runs.plain(vars(costs)))[:16]
+        text = recorded.header.get("tuned", {}).get(key)
         tuned = tree_from(text) if text else tuned_on(recorded, costs)
         turns = static_turns(test, costs, tuned)
         plain = turns.assign(method=AUTOREGRESSIVE, time_ms=turns["plain_ms"])
@@ -102,12 +101,10 @@ class Score:
     table: one row per machine: prompts, speedup (over plain decoding) and over_tuned with _low and
     _high, headroom_frac, tau, policy_ms (of one answer), policy_frac (of the time), tuned (the
     tree), and beyond_costs: whether over_tuned differs from 1 by more than the prices' uncertainty.
-    hashes: of the recording, of each machine's prices, and of the file or the object.
     """
 
     name: str
     table: pd.DataFrame
-    hashes: dict[str, Any]
 
     @property
     def sentence(self) -> str:
@@ -136,8 +133,8 @@ def score(
     it. machines: more prices. policy_ms: the time of an answer; None measures it.
 
     >>> judged = score("static:8,3,4", machines=(), progress=False)
-    >>> bool(judged.table["speedup"][0] > 1), sorted(judged.hashes)
-    (True, ['policy', 'prices', 'recording'])
+    >>> bool(judged.table["speedup"][0] > 1)
+    True
     """
     benches = course(trace, costs, machines, progress)
     name, controller = _opened(policy)
@@ -147,16 +144,7 @@ def score(
     rows = []
     for bench in tqdm(benches, name, unit="machine", disable=not progress):
         rows.append(bench.judge(_priced(controller, bench.costs), policy_ms))
-    header = benches[0].trace.header
-    hashes: dict[str, Any] = {"recording": header.get("checksum", header.get("key"))}
-    hashes["prices"] = {bench.costs.name: price_key(bench.costs) for bench in benches}
-    if isinstance(policy, Policy):
-        hashes["policy"] = runs.content_key(policy=fingerprint(policy))
-    elif str(policy).endswith(".py"):
-        hashes["file"] = hashlib.sha256(Path(policy).read_bytes()).hexdigest()
-    else:
-        hashes["policy"] = str(policy)
-    return Score(name, pd.DataFrame(rows), hashes)
+    return Score(name, pd.DataFrame(rows))
 
 
 def course(
@@ -188,11 +176,6 @@ def tuned_on(recorded: Trace, costs: CostModel) -> TreeConfig:
     return best_static(part, costs, total_tokens=sizes)
 
 
-def price_key(costs: CostModel) -> str:
-    """The content key of a cost model."""
-    return runs.content_key(costs=runs.plain(vars(costs)))[:16]
-
-
 def _opened(policy: Any) -> tuple[str, Policy]:
     """(name, policy) of what was given to `score`; the code of a Python file runs here."""
     if not isinstance(policy, str | Path):
@@ -202,8 +185,7 @@ def _opened(policy: Any) -> tuple[str, Policy]:
         return str(policy), checked_policy(method_from(str(policy)))
     file = Path(policy).resolve()
     if not file.is_file():
-        advice = "check the path, or write one to begin with by score.new_policy(NAME)"
-        raise SpecdecError(f"there is no file {policy}; {advice}.")
+        raise SpecdecError(f"there is no file {policy}; check the path.")
     module = ModuleType(file.stem)
     sys.path.append(str(file.parent))
     try:
@@ -227,17 +209,3 @@ def _priced(policy: Policy, costs: CostModel) -> Policy:
     if hasattr(policy, "price") and not isinstance(policy, Learned):
         return policy.price(costs)
     return copy.deepcopy(policy)
-
-
-def new_policy(name: str, folder: str | Path = ".") -> Path:
-    """Write `<name>.py`, a policy to begin with; returns the path.
-
-    >>> import tempfile
-    >>> new_policy("mine", tempfile.mkdtemp()).name
-    'mine.py'
-    """
-    path = Path(folder) / f"{name}.py"
-    if path.exists() or not name.isidentifier():
-        raise SpecdecError(f"{path} exists already, or is no name of a module; take another.")
-    template = Path(__file__).with_name("new_policy.txt")
-    return runs.write_text(path, template.read_text(encoding="utf-8"))

@@ -66,17 +66,13 @@ def interval(columns, statistic: Callable) -> Interval:
 
 
 def ratio_of_sums(numerator, denominator) -> Interval:
-    """Sum over prompts of `numerator` [P] over the sum of `denominator` [P]: tau, tokens per
-    second.
-    """
+    """Sum over prompts of `numerator` [P] over the sum of `denominator` [P]."""
     columns = np.stack([np.ravel(numerator), np.ravel(denominator)], axis=1)
     return interval(columns, lambda means: means[..., 0] / means[..., 1])
 
 
 def holm(p_values) -> np.ndarray:
-    """p-values adjusted for multiple tests (Holm 1979): the i-th smallest of m, times m - i + 1,
-    monotone.
-    """
+    """p-values adjusted for multiple tests (Holm 1979)."""
     p_values = np.asarray(p_values, dtype=float)
     order = np.argsort(p_values, kind="stable")
     steps = p_values[order] * np.arange(len(p_values), 0, -1)
@@ -108,14 +104,10 @@ def summarise(
     """One row per suite and method: its rate relative to that of each baseline, with paired
     intervals over prompts.
 
-    rows: columns suite, prompt, method and the two of `rate`, a quotient of sums; optionally seed,
-    over which rates are averaged. baselines: name of a ratio, such as "over_tuned" -> the method in
-    its denominator. family: the methods under test, default all but the baseline. pool: adds the
-    suite "all", the primary comparison; default if there are several suites.
-
-    Returns suite, method, seeds, prompts, rate, and for each ratio <ratio>, <ratio>_low,
-    <ratio>_high, p_<ratio> and p_<ratio>_holm; the p-value's name drops a leading "over_". A
-    family of tests is one suite: with few prompts no row of a larger one could be significant.
+    rate: columns of a quotient of sums, averaged over seeds. baselines: name of a ratio, such as
+    "over_tuned" -> the method in its denominator. family: the methods under test, default all but
+    the baseline. pool: adds the suite "all"; default if there are several suites. p-values are
+    adjusted within a suite.
     """
     summed = per_prompt(rows, rate)
     methods = list(summed[rate[0]].columns.unique("method"))
@@ -154,11 +146,7 @@ def summarise(
 
 
 def p_name(ratio: str) -> str:
-    """The column of a ratio's p-value.
-
-    >>> p_name("over_tuned"), p_name("speedup")
-    ('p_tuned', 'p_speedup')
-    """
+    """The column of a ratio's p-value: p_tuned of over_tuned, p_speedup of speedup."""
     return f"p_{ratio.removeprefix('over_')}"
 
 
@@ -168,9 +156,7 @@ def _mean_rate(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray:
 
 
 def _over(method: list[np.ndarray], base: list[np.ndarray]) -> Interval:
-    """The rate of one method over another's; each two arrays [P, seeds], numerators and
-    denominators.
-    """
+    """The rate of one method over another's; each two arrays [P, seeds], a quotient."""
     ends = np.cumsum([side.shape[1] for side in (*method, *base)])[:-1]
 
     def ratio(means: np.ndarray) -> np.ndarray:
@@ -186,10 +172,8 @@ def compare(
     """One row per (suite, method) against `baseline`: speed-ups with intervals, two kinds of tau,
     p-values after Holm.
 
-    rows: prompts.parquet. A suite called 'all' pools them, and is the primary comparison. family:
-    of `summarise`. Returns columns suite, method, prompts, speedup(_low, _high),
-    mean_speedup(_low, _high) (the mean of prompts' own ratios), tok_per_s, p_value (of speedup),
-    p_holm, and tau(_low, _high), tau_macro if cycles were counted.
+    rows: prompts.parquet. A suite called 'all' pools them. family: of `summarise`. mean_speedup is
+    the mean of prompts' own ratios; p_value is of speedup.
     """
     # all policies of a method count as one method here
     rows = rows.assign(seed=0)

@@ -124,8 +124,7 @@ def tune_static(
 class Race:
     """The result of `race_static`.
 
-    table: one row per suite ("all" pools them) and tree decoded in it: suite, SETTING, predicted_ms
-    and measured_ms per token (prefill excluded), fastest.
+    table: one row per suite ("all" pools them) and tree decoded in it; times are per token.
     """
 
     tuned: TreeConfig  # the fastest over all suites, among the trees that all suites decoded
@@ -193,9 +192,7 @@ def tune_gate(
     each also appears without a gate, with copied_tokens and saved_frac missing.
     """
     if trace.copies is None or not trace.forwards:
-        raise SpecdecError(
-            "a gate chooses between copies and a tree; record a drafter that has both."
-        )
+        raise SpecdecError("a gate needs copies and a tree; record a drafter that has both.")
     rows = []
     for tree in trees:
         plan = (tree.total_tokens, tree.depth, tree.top_k, *tree.beam)
@@ -210,9 +207,7 @@ def tune_gate(
 
 
 def decodings(candidates: int, prompts: int) -> int:
-    """Number of answers that `tune_static` decodes for so many trees and single-turn prompts, for
-    estimates.
-    """
+    """Number of answers that `tune_static` decodes for so many trees and prompts."""
     count = 0
     for start, end in _steps(prompts, candidates):
         count += (end - start) * candidates
@@ -221,9 +216,7 @@ def decodings(candidates: int, prompts: int) -> int:
 
 
 def _steps(prompts: int, candidates: int) -> list[tuple[int, int]]:
-    """[start, end) of the prompts of each step; the last step takes the rest, so that the finalists
-    see most.
-    """
+    """[start, end) of the prompts of each step; the last step takes the rest."""
     bounds = [0]
     size = FIRST
     while candidates > KEEP and bounds[-1] + size < prompts:

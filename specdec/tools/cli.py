@@ -1,8 +1,7 @@
 """The command line: 14 commands. OPTIONS says once what every option is; a command names its own.
 
-Heavy modules are imported inside the functions, so that `--help` is instant.
-Exit statuses: 0; 1 if the command found a fault (a failed notebook, a different text); 2 for bad
-input, in one sentence; 130 for Ctrl-C. `--debug` shows the traceback instead.
+Heavy modules are imported inside the functions, so that `--help` is instant. Exit statuses: 0; 1 if
+the command found a fault; 2 for bad input; 130 for Ctrl-C. `--debug` shows the traceback instead.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specdec import machine, tools
-from specdec.errors import SpecdecError, check_integer
+from specdec.errors import SpecdecError
 
 SYSTEMS = ("resps", "ltd", "radar", "ours")
 SCALES = ("laptop", "paper")
@@ -37,11 +36,7 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "folder": (str, None, "JSONL files of suites that are not embedded (default: SPECDEC_DATA)"),
     "limit": (int, 4, "maximum number of prompts per suite; 0 takes all"),
     "part": (("train", "tune", "test"), None, "use only this split of each suite"),
-    "data": (
-        str,
-        None,
-        "conversations (drafters: file or folder) or prompts (controllers: a file)",
-    ),
+    "data": (str, None, "conversations (drafters) or a file of prompts (controllers)"),
     # decoding and measuring
     "prompt": (str, None, "text to continue; a user message if the pair has a chat template"),
     "policy": (str, "tuned", "tuned, autoregressive, eagle3, static:60,7,10, or a policy's folder"),
@@ -162,8 +157,6 @@ def parser() -> argparse.ArgumentParser:
     title = "Speculative decoding, measured and reproduced."
     top = argparse.ArgumentParser("specdec", description=title)
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    version = f"specdec {sys.modules['specdec'].__version__}"
-    top.add_argument("--version", action="version", version=version)
     groups = {"": top.add_subparsers(dest="command", required=True, metavar="command")}
     for name, text in GROUPS.items():
         group = groups[""].add_parser(name, help=text, description=text)
@@ -209,7 +202,7 @@ def _print_table(table, digits: int = 2) -> None:
 
 
 def _values(args: argparse.Namespace, names: str) -> dict[str, Any]:
-    """Options as keyword arguments of a function that calls them the same; a limit of 0 is none."""
+    """Options as keyword arguments; a limit of 0 is none."""
     values = {name: getattr(args, name) for name in names.split()}
     if "limit" in values:
         values["limit"] = args.limit or None
@@ -262,11 +255,10 @@ def decode(args) -> None:
     from specdec.core.policy import Static
 
     settings = _values(args, f"raw {DECODING}")
-    method = None
-    if args.policy != "tuned":
-        method = tools.places.policy(args.policy, _which(args).name)
+    tuned = args.policy == "tuned"
+    method = None if tuned else tools.places.policy(args.policy, _which(args).name)
     models = _load(args)
-    if args.policy == "tuned":
+    if tuned:
         method = Static.of(models.usual_tree)
     if method is None:
         out = autoregress(models, args.prompt, **settings)
@@ -298,10 +290,9 @@ def audit(args) -> int:
     result = lossless.audit(models, prompts, policies, temperatures=temperatures, **settings)
     _print_table(result.table)
     if result.unasked:
-        names = ", ".join(result.unasked)
-        print(f"\nNever asked, so not tested: {names}; decode more or longer texts.")
+        print(f"Never asked, so not tested: {', '.join(result.unasked)}.")
     if len(result.failures):
-        print("\nNot lossless; the first of the texts that differ:\n")
+        print("Not lossless; the first of the texts that differ:")
         _print_table(result.failures.head())
     return int(not result.passed)
 
@@ -326,14 +317,13 @@ def evaluate(args) -> None:
         settings = _values(args, f"{DECODING} folder")
         methods["tuned"] = tune_static(models, suites, **settings).policy
         args.part = "test"
-        print(f"The fastest tree on the tuning prompts is {methods['tuned']!r}.", file=sys.stderr)
     settings = _values(args, f"{DECODING} folder limit part repeats force on jobs")
     run = bench.evaluate(methods, suites, models, **settings)
     table = bench.summary(run)
     columns = ["suite", "method", "prompts", "speedup", "speedup_low", "speedup_high", "tau"]
     columns += ["tok_per_s", "same_frac", "accuracy_frac"]
     _print_table(table.reindex(columns=columns).dropna(axis=1, how="all"))
-    print(f"\nEvery row is in {run.directory}.")
+    print(run.directory)
 
 
 @command("estimate", "gpu repeats max_new_tokens dtype device", PAIR, PROMPTS)
@@ -395,7 +385,11 @@ def generate_data(args) -> None:
     """let a chat model write prompts and answers to train its drafter on"""
     from specdec.training.drafter import generate_data as chats
 
-    total = _amount(args.tokens)
+    thousands = {"k": 1_000, "M": 1_000_000}
+    try:
+        total = int(float(args.tokens.rstrip("kM")) * thousands.get(args.tokens[-1:], 1))
+    except ValueError:
+        raise SpecdecError(f"--tokens takes 500k or 3M, not {args.tokens!r}.") from None
     settings = _values(args, "seed rows answer_tok")
     if args.prompts:
         settings["prompts"] = Path(args.prompts)
@@ -411,17 +405,6 @@ def generate_data(args) -> None:
         files = chats.generate_chats(pair, config, args.out, **end)
     counts = ", ".join(f"{name} {count:,}" for name, count in files.counts.items())
     print(f"{args.out} holds {files.answer_tok:,} answer tokens ({counts}).")
-
-
-def _amount(text: str) -> int:
-    """A count such as 300000, 300k or 3M."""
-    units = {"k": 1_000, "m": 1_000_000}
-    unit = units.get(text[-1:].lower(), 1)
-    try:
-        count = int(float(text.rstrip("kKmM")) * unit)
-    except (ValueError, OverflowError):
-        raise SpecdecError(f"--tokens takes a number such as 500k or 3M, not {text!r}.") from None
-    return check_integer("--tokens", count, 1)
 
 
 @command("score", "POLICY trace costs machines")
@@ -563,9 +546,6 @@ def items(args) -> int:
     if not args.publish:
         table = book_items.status(args.scale)
         _print_table(table[["item", "state", "missing", "scale", "notebook"]])
-        states = table["state"].value_counts().items()
-        counts = ", ".join(f"{count} {state}" for state, count in states)
-        print(f"\n{counts}, of {len(table)}.")
         return 0
     sources = runs.workbook_module("claims").sources(args.scale, richest=not args.replace)
     published = book_items.publish(args.scale, sources, args.replace)
@@ -574,9 +554,6 @@ def items(args) -> int:
         runs.workbook_module("speeds").write(book_items.figures_dir())
         page = runs.workbook_module("page")
         page.write_verdicts(runs.home() / "README.md", book_items.figures_dir())
-    if not len(published):
-        print(f"The runs of scale {args.scale} hold no item; run make book first.")
-        return 0
     _print_table(published)
     return int((published["state"] == "refused").any())
 

@@ -73,9 +73,8 @@ def benchmark(pairs=("small",), rounds: int = 1) -> pd.DataFrame:
 def cycle_costs(pair: Pair, prompts, trees=TREES, new_tok=24, rounds: int = 1, **settings) -> dict:
     """Costs of the fastest of `trees` on `prompts`, as medians over the rounds.
 
-    tree: total_tokens/depth/top_k. plain_ms: a step of `autoregress`. draft_steps, verify_steps,
-    rest_steps: of the mean cycle, in plain steps. speed: tokens per second over those of
-    `autoregress`, with speed_low and speed_high of the rounds. settings: those of `bench.evaluate`.
+    plain_ms: a step of `autoregress`. draft_steps, verify_steps, rest_steps: of the mean cycle, in
+    plain steps. speed: over that of `autoregress`, with the range over the rounds.
     """
     methods = {PLAIN: "autoregressive"}
     for tree in trees:

@@ -93,9 +93,8 @@ def estimate(
 ) -> Estimate:
     """Memory and time of decoding `suites` plainly and with `tree`, before anything large is read.
 
-    pair: a loaded Pair, a preset's name, or the folder or hub id of a target. A pair that is loaded
-    or available here is probed. gpu: one of `profiles.GPUS` in place of this machine; then time is
-    computed from its data sheet. drafter, dtype, device: as in `load_pair`.
+    pair: a loaded Pair, a preset's name, or a target's folder or hub id. gpu: one of
+    `profiles.GPUS` in place of this machine; then time is computed from its data sheet.
 
     >>> estimate("llama-3.1-8b", dtype="bfloat16", gpu="h100").fits
     True
@@ -139,10 +138,9 @@ def estimate(
 
 
 def shapes_of(pair: str | Pair, drafter: str | Path | None = None) -> tuple:
-    """The target's transformers config, and the network of its drafter or None without weights.
+    """The target's config, and the drafter's network on the meta device or None without weights.
 
-    drafter: as in `load_drafter`; None: the pair's own. The network is on the meta device; without
-    a local folder it has its kind's published form.
+    Without a local folder the network has its kind's published form.
     """
     if isinstance(pair, Pair):
         return pair.target.config, pair.drafter.network if pair.drafter is not None else None
@@ -212,7 +210,7 @@ def _memory(target, network, dtype: torch.dtype, tree: TreeConfig, new_tok: int)
 
 
 def free_memory_gib(device: torch.device | str = "cpu") -> float | None:
-    """Memory that can be taken without swapping, in GiB; None if the system does not report it."""
+    """Memory that can be taken without swapping; None if the system does not report it."""
     free = free_bytes(torch.device(device))
     return None if free is None else free / GIB
 
@@ -233,19 +231,12 @@ def _probe(pair: Pair, item, tree: TreeConfig, new_tok: int) -> dict[str, float]
 
 
 def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 @dataclass(frozen=True)
 class RecordEstimate:
-    """What `record` will write. megabytes: expected on disk; free_megabytes: free there.
-
-    positions: expected, from the lengths of a few texts.
-    """
+    """What `record` will write, expected from a few texts."""
 
     pair: str
     dtype: str
@@ -262,14 +253,12 @@ class RecordEstimate:
 
     @property
     def sentence(self) -> str:
-        prompts = f"{self.prompts} prompts ({self.turns} turns)"
         needs = f"about {self.positions} positions, {self.megabytes:.0f} MB"
-        text = f"recording {prompts} of {self.pair} in {self.dtype}: {needs}"
-        text = f"{text}, {_duration(60 * self.minutes)}"
+        prompts = f"{self.prompts} prompts ({self.turns} turns) of {self.pair} in {self.dtype}"
+        text = f"recording {prompts}: {needs}, {_duration(60 * self.minutes)}"
         if self.fits:
             return f"{text}."
-        advice = "record fewer widths or prompts"
-        return f"{text}, but only {self.free_megabytes:.0f} MB are free: {advice}."
+        return f"{text}, but only {self.free_megabytes:.0f} MB are free: record fewer widths."
 
 
 @runs.with_settings(RecordConfig)
@@ -287,9 +276,9 @@ def estimate_record(
     >>> needed.turns, needed.fits
     (1, True)
     """
-    check_integer("samples", samples, 1)
     config = record.record_config(config, settings)
     record.check(pair, config)
+    check_integer("samples", samples, 1)
     items = [item for _, item in record.parted_items(prompts, config)]
     places = np.linspace(0, len(items) - 1, min(samples, len(items))).round().astype(int)
     starts = openings(pair, [items[index] for index in np.unique(places)])

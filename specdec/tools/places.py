@@ -24,16 +24,13 @@ RECORDINGS = "record"  # the name of the runs that `record` writes
 
 @dataclass(frozen=True)
 class Which:
-    """The chosen pair. base: its preset or target; typed: whether anything was chosen.
-
-    With another drafter a pair has another name, so that recordings and costs are not mixed up.
-    """
+    """The chosen pair. With another drafter it has another name, as its recordings differ."""
 
     name: str
-    base: str
+    base: str  # its preset or target
     target: str | None
     drafter: str | None
-    typed: bool
+    typed: bool  # whether anything was chosen
 
 
 def which(pair: str | None = None, target: str | None = None, drafter: str | None = None) -> Which:
@@ -54,7 +51,7 @@ def which(pair: str | None = None, target: str | None = None, drafter: str | Non
 
 
 def load(which: Which, dtype: str = "auto", device: str = "auto", device_map: str | None = None):
-    """The pair with its drafter. device_map: as in `load_pair`."""
+    """The pair with its drafter."""
     source = {"target": which.target} if which.target else {"name": which.base}
     if device_map:
         source["device_map"] = device_map

@@ -2,8 +2,6 @@
 
 import ast
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -66,17 +64,6 @@ def test_attacks_do_not_pass_and_nothing_is_written_outside(tmp_path):
     ]:
         assert not judged(f"import os\n{attack.format(str(place))}\n{RIGHT}") and not place.exists()
     assert judged(f"open('inside.txt', 'w').write('x')\n{RIGHT}")
-
-
-@pytest.mark.parametrize("attack", ["os.kill(os.getppid(), 9)", "os.killpg(0, 9)"])
-def test_the_parent_lives(attack):
-    check = {"kind": "code", "entry": "f", "tests": []}
-    code = (
-        f"from specdec.data.answer_checks import passes\npasses({check!r}, 'import os\\n{attack}')"
-    )
-    command = [sys.executable, "-c", f"{code}\nprint('alive')"]
-    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
-    assert done.returncode == 0 and done.stdout == "alive\n", done.stderr
 
 
 @needs_proc

@@ -3,13 +3,10 @@
 import hashlib
 import itertools
 import json
-import re
 
 import pytest
-from fakes.chats import held_out
 
 from specdec.data import corpus
-from specdec.data.suites import TOY, load_suite
 from specdec.data.toy_chats import CorpusChats
 
 
@@ -46,25 +43,3 @@ def test_a_stream_that_ends_goes_on_with_all_chats_in_a_new_order(stream):
     assert twice[: len(drawn)] == drawn and once != again
     assert sorted(once) == sorted(again) == sorted(rows)
     assert first(stream, 40) == twice[:40] != first("another", 40)
-
-
-def test_chats_are_plain_of_sixteen_families_and_of_no_test_suite():
-    families = {example.family for example in corpus.streams()[corpus.PROMPTS]}
-    assert len(families) == 16
-    assert {example.family for example in first("0/99", 2000)} == families
-    chats = [example for part in corpus.streams().values() for example in part]
-    assert len(chats) == 32_449 and not any(held_out(example.turns[0]) for example in chats)
-    for example in chats:
-        assert len(example.turns) == len(example.answers) == (2 if example.family == "chat" else 1)
-    tested = {prompt.turns[0] for suite in TOY for prompt in load_suite(suite)}
-    assert not tested & {example.turns[0] for example in chats} and all(map(held_out, tested))
-
-
-def test_worked_answers_are_right():
-    sums = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__floordiv__}
-    for example in first("0/0", 4000):
-        if example.family == "maths":
-            steps = re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)", example.answers[0])
-            assert 1 <= len(steps) <= 5 and example.answers[0].endswith(f"\nAnswer: {steps[-1][3]}")
-            for left, sign, right, result in steps:
-                assert sums[sign](int(left), int(right)) == int(result)

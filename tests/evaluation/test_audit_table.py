@@ -2,20 +2,14 @@
 
 import contextlib
 from types import SimpleNamespace
-from unittest.mock import Mock, call
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fakes.pairs import shared_bigrams
 
-from specdec.core.policy import RandomPolicy, Static
-from specdec.core.records import Generation
-from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker
 from specdec.evaluation import lossless
-from specdec.evaluation.lossless import COLUMNS, Audit, audit
+from specdec.evaluation.lossless import COLUMNS, Audit
 
 
 def made_up(policy="a", temperature=0.0, dtype="float32", **changes) -> dict:
@@ -51,41 +45,6 @@ def test_a_policy_that_was_asked_nothing_was_not_tested():
     assert Audit(rows).passed and Audit(rows).unasked == []
     result = Audit(rows, frozenset({"a", "b", "never decoded"}))
     assert result.unasked == ["a"] and not result.passed
-
-
-def test_every_policy_decodes_every_prompt_at_every_temperature(monkeypatch):
-    pair = shared_bigrams()
-    cycles = [SimpleNamespace(accepted_tok=2, kept_tok=1, questions=4)]
-    cycles += [SimpleNamespace(accepted_tok=1, kept_tok=3, questions=1)]
-    decoder = Mock()
-    decoder.plain.return_value = Generation([5, 6, 7], 1)
-
-    def drafted(pair, prompt, policy, **settings):
-        return Generation([5, 6, 7][: policy.plan.depth + 1], 1, cycles)
-
-    decoder.tree.side_effect = drafted
-    monkeypatch.setattr(lossless, "autoregress", decoder.plain)
-    monkeypatch.setattr(lossless, "decode", decoder.tree)
-    short = Static(4, 1, 3)
-    long = RandomPolicy(TreeConfig(6, 2, 3), asks=("size",))
-    policies = {"short": short, "long": long}
-    result = audit(pair, [[1], [2, 3]], policies, seed=7, top_k=5, progress=False)
-    expected = []
-    for number, prompt in enumerate(([1], [2, 3])):
-        for temperature in (0.0, 1.0):
-            settings = dict(max_new_tokens=32, temperature=temperature, seed=7 + number, top_k=5)
-            expected.append(call.plain(pair, prompt, **settings))
-            expected += [call.tree(pair, prompt, policy, **settings) for policy in (short, long)]
-    assert decoder.mock_calls == expected
-    assert result.asking == {"long"} and list(result.rows) == list(COLUMNS)
-    first = result.rows.iloc[0].to_dict()
-    assert np.isnan([first.pop("top2_gap"), first.pop("tolerance")]).all()
-    row = dict(prompt=0, policy="short", temperature=0.0, dtype="float32", tokens=2)
-    row.update(accepted_tok=2, questions=5, equal=False, first_divergence=2)
-    assert first == {**row, "gap": float("inf"), "near_tie": False}
-    assert result.rows["equal"].tolist() == [False, True] * 4
-    assert result.rows["prompt"].tolist() == [0] * 4 + [1] * 4
-    assert result.rows["first_divergence"].isna().tolist() == [False, True] * 4
 
 
 class Planted:

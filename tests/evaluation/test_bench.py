@@ -2,9 +2,6 @@
 
 import hashlib
 import itertools
-import os
-import signal
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -12,7 +9,6 @@ from unittest.mock import Mock
 import pandas as pd
 import pytest
 import torch
-from fakes.children import child, ended
 from fakes.pairs import random_pair
 
 from specdec import machine, runs
@@ -92,12 +88,6 @@ def test_order_is_random_and_seeded(pair, home, quick):
         assert {tuple(sorted(places)) for places in order} == {(0, 1, 2)} and len(set(order)) > 1
 
 
-def test_what_is_measured_between_the_prompts_comes_before_each(pair, home, quick):
-    shares = []
-    bench.evaluate(METHODS, PROMPTS, pair, repeats=2, between=shares.append, **QUIET)
-    assert shares == [1 / (2 * 5)] * (2 * 5)
-
-
 def test_a_different_text_is_reported(pair, home, monkeypatch):
     monkeypatch.setattr(bench, "decode", same_text)
     methods = {"plain": "autoregressive", "wrong": Static(4, 1, 2)}
@@ -169,29 +159,6 @@ def test_it_continues_after_an_interruption_and_reuses_a_finished_run(
     changed.target.model.model.layers[0].mlp.up_proj.weight.data[0, 0] += 1
     third = bench.evaluate(METHODS, PROMPTS, changed, **QUIET)
     assert len({run.directory for run in (first, other, third)}) == 3
-
-
-def slow_evaluation(pause_s: float) -> None:
-    """Evaluate with a pause before every text, in a process that needs the bench no more."""
-    decode_one = bench._Bench._decode
-    bench._Bench._decode = lambda *arguments: time.sleep(pause_s) or decode_one(*arguments)
-    bench.evaluate(METHODS, PROMPTS, small_pair(), **QUIET)
-
-
-def test_it_survives_kill_9(home):
-    started = child(slow_evaluation, 0.2)
-    deadline = time.monotonic() + 120
-    while not (pieces := sorted(home.glob("runs/laptop/evaluate-*/prompts/part-*.parquet"))):
-        assert os.waitpid(started, os.WNOHANG) == (0, 0) and time.monotonic() < deadline
-        time.sleep(0.05)
-    os.kill(started, signal.SIGKILL)
-    assert ended(started) == -signal.SIGKILL
-    before = {path: path.stat().st_mtime_ns for path in pieces}
-    run = bench.evaluate(METHODS, PROMPTS, small_pair(), **QUIET)
-    assert run.directory == pieces[0].parents[1], "another process finds the same run"
-    assert {path: path.stat().st_mtime_ns for path in pieces} == before, "finished pieces stay"
-    rows = run.read_table("prompts")
-    assert len(rows) == 15 and not rows.duplicated(bench.KEYS).any() and rows["same"].all()
 
 
 def synthetic_run() -> runs.Run:

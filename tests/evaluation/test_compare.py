@@ -1,7 +1,6 @@
 """Policies beside their baselines on a synthetic recording, and live on the tiny pair."""
 
 import dataclasses
-import warnings
 
 import numpy as np
 import pandas as pd
@@ -14,13 +13,11 @@ from specdec.core.tree_config import TreeConfig
 from specdec.data.suites import gather
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench, compare, compare_live
-from specdec.policies.value import ValuePolicy
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.record import record
 from specdec.replays.static_trees import best_static, static_turns
 
-from experiments import one_table
-from workbook import references, terms
+from workbook import terms
 
 DEFAULTS = (TreeConfig(16, 4, 3), TreeConfig(8, 2, 3))
 GRID = dict(total_tokens=range(2, 16), depths=range(1, 5))
@@ -75,65 +72,6 @@ def test_it_agrees_with_static_walks(comparison):
     assert (rows["draft_calls"] == 5 * rows["cycles"]).all()
 
 
-def test_references_choose_on_one_part_and_compare_on_another():
-    trace = recording()
-    costs = round_costs()
-    table = references.references(trace, costs, defaults=DEFAULTS, **GRID)
-    assert list(table["suite"].unique()) == ["easy", "hard", "all"] and len(table) == 3 * 8
-    rows = table.set_index(["suite", "method"])
-    baselines = chosen(trace, costs, parts=("train",))
-    assert rows["tree"]["easy", compare.PER_SUITE] == baselines.per_suite["easy"].text
-    for suite in ("easy", "hard", "all"):
-        part = rows.loc[suite]
-        ms = part["ms_per_tok"]
-        assert ms["clairvoyant"] <= ms["oracle tree"] <= min(ms["oracle depth"], ms["oracle size"])
-        assert max(ms["oracle depth"], ms["oracle size"]) <= ms["tuned static"] * (1 + 1e-9)
-        assert part["over_default"].iloc[0] == part["over_tuned"]["tuned static"] == 1
-        headroom = part["headroom_frac"]
-        assert (headroom["clairvoyant"], headroom["tuned static"]) == (1, 0)
-
-
-def test_bad_comparisons():
-    trace = recording()
-    options = {"baselines": chosen(trace, COSTS), "policy_ms": {"wide": 0.0}, "progress": False}
-    policies = {"wide": Static(9, 2, 5)}
-    for changes, word in (
-        ({"part": "tune"}, "chosen on"),
-        ({"part": "tets"}, "left of part 'tets'"),
-        ({}, "top_k=5 was not recorded"),
-        (
-            {"baselines": dataclasses.replace(options["baselines"], per_suite={})},
-            "no turn of suite",
-        ),
-    ):
-        with pytest.raises(SpecdecError, match=word):
-            compare.compare_replay(trace, COSTS, policies, **{**options, **changes})
-
-
-def test_trees_are_tuned_on_the_test_part_if_nothing_else_was_recorded():
-    trace = recording().select(part="test")
-    with pytest.warns(UserWarning, match="look faster than they are"):
-        baselines = compare._usual(trace, COSTS, "test")
-    assert baselines.tuned == best_static(trace, COSTS) and baselines.chosen_on == ()
-
-
-def test_every_machine_has_its_rows():
-    trace = synthetic_trace(top_ks=(2, 3))
-    cheap = round_costs(name="cheap", verify=(4.0, 4.0, 4.0))
-    ranges = {"verify_nodes": (7, 7), "top_k": (3, 3), "expansions": (0, 2)}
-    models = {"dear": round_costs(), "cheap": cheap, "narrow": round_costs(ranges=ranges)}
-    few = dict(defaults=DEFAULTS[1:], total_tokens=[4, 8, 16])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        table = references.on_machines(trace, models, **few)
-    assert list(dict.fromkeys(table["machine"])) == list(models)
-    dear = table[table["machine"] == "dear"].drop(columns="machine").reset_index(drop=True)
-    assert dear.equals(references.references(trace, models["dear"], **few, depths=range(5)))
-    narrow = table[(table["machine"] == "narrow") & (table["method"] == "tuned static")]["tree"]
-    # the one size and width that were measured
-    assert narrow.str.startswith("8,").all() and narrow.str.endswith(",3").all()
-
-
 def test_policies_that_only_a_wider_recording_can_judge(comparison):
     wide = recording(top_ks=(3, 4))
     policies = {"wide": [Static(18, 2, 4), Static(9, 2, 4)]}
@@ -154,21 +92,6 @@ def test_policies_that_only_a_wider_recording_can_judge(comparison):
     other = recording(top_ks=(3, 4), seed=1)
     with pytest.raises(SpecdecError, match="the two recordings hold other texts"):
         terms.with_published(comparison, other, COSTS, policies, progress=False)
-
-
-def test_a_policy_that_was_priced_anew_is_at_home():
-    policy = ValuePolicy(top_k=3, most_expansions=2, sizes=(2, 4))
-    costs = round_costs()
-    policy.trained_for = {"pair": "large", "costs": "another"}
-    for here, name in ((dict(pair="small"), "large"), (dict(costs=costs.name), "another")):
-        with pytest.warns(UserWarning, match=f"'{name}'"):
-            compare.warn_elsewhere(policy, **here)
-    moved = policy.price(costs, 0.1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        compare.warn_elsewhere(moved, pair="large", costs=costs.name)
-    with pytest.warns(UserWarning, match="'large'"):
-        compare.warn_elsewhere(moved, pair="small", costs=costs.name)
 
 
 SUITES = ["toy/gsm8k", "toy/nq"]
@@ -240,15 +163,3 @@ def test_replay_beside_live(both_ways):
     assert cycles.to_dict() == turns.set_index(["prompt", "turn"])["cycles"].to_dict()
     elsewhere = dataclasses.replace(replayed, turns=replayed.turns.assign(prompt="other"))
     pytest.raises(SpecdecError, compare_live.beside, elsewhere, live).match("share no turn")
-
-
-def test_one_table_holds_every_method_both_ways(both_ways):
-    replayed, live = both_ways
-    long = one_table.long_table({0.0: replayed}, {0.0: live})
-    rows = long.set_index(["method", "how"])
-    assert rows["seeds"]["adaptive"].tolist() == [2, 2]
-    assert rows.loc[(compare.TUNED, "live"), "over_tuned"] == pytest.approx(1)
-    table = one_table.one_table(long, [compare.TUNED, "adaptive"])
-    assert list(table) == ["T=0, replay", "T=0, live", "seeds", "headroom_frac", "policy_frac"]
-    assert list(table.index) == [compare.TUNED, "adaptive"]
-    assert table.loc[compare.TUNED, "T=0, replay"].endswith("/ 1.00 [1.00, 1.00]")

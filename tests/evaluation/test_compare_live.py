@@ -153,12 +153,9 @@ def test_what_does_not_belong_together_is_refused_before_decoding(recorded, monk
 
     refused = {
         "recording belongs to the pair 'random'": header(weights="other"),
-        "in bfloat16, not to this": header(dtype="bfloat16"),
         "this recording was sampled": header(temperature=1.0),
         "not of this machine": {"costs": dataclasses.replace(costs, kind="published")},
-        "to the pair 'small'": {"costs": dataclasses.replace(costs, pair="small")},
         "'prompts/1' is not among the prompts": {"prompts": prompts[:1]},
-        r"top_k \[7\] was not recorded": {"trees": {"far": TreeConfig(4, 1, 7)}},
     }
     options = {"trace": trace, "costs": costs, "trees": TREES, "prompts": prompts}
     for word, changes in refused.items():
@@ -182,10 +179,5 @@ def test_trees_that_are_picked_are_spread_evenly():
     expected = {"default": default, "tuned": ranked[0]}
     expected.update({rest[place].text: rest[place] for place in places})
     assert trees == expected
-    most = len(rest) + 2
-    assert len(compare_live.pick_trees(trace, costs, most, default)) == most
-    for count in (1, most + 1):
-        with pytest.raises(SpecdecError, match=f"{count} trees were asked for"):
-            compare_live.pick_trees(trace, costs, count, default)
     # EAGLE-3's tree is wider
     pytest.raises(SpecdecError, compare_live.pick_trees, trace, costs).match("record")

@@ -4,7 +4,7 @@ import copy
 import random
 from dataclasses import replace
 from types import SimpleNamespace
-from unittest.mock import Mock, call
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,6 @@ import pytest
 from fakes.traces import round_costs, synthetic_trace
 
 from specdec.core.policy import Static
-from specdec.core.tree_config import TREES as TREES_BY_NAME
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation import compare, stats
@@ -49,24 +48,6 @@ def test_baselines_by_name():
         pytest.raises(SpecdecError, TREES.by_method, {name: one}).match("of no baseline")
     for wrong in (3, [one, 3]):
         pytest.raises(SpecdecError, TREES.by_method, {"a": wrong}).match("one per seed")
-
-
-def test_trees_are_chosen_on_parts_of_the_recording(monkeypatch):
-    trace = synthetic_trace(turns=8)
-    costs = round_costs()
-    grid = Mock(wraps=compare.static_grid)
-    monkeypatch.setattr(compare, "static_grid", grid)
-    few = dict(total_tokens=[2, 4], depths=[1], top_ks=[3])
-    chosen = compare.Baselines.choose(trace, costs, parts=["test"], defaults=[FIRST], **few)
-    (recorded, prices), settings = grid.call_args
-    assert (set(recorded.turns["part"]), prices) == ({"test"}, costs)
-    assert settings == {"by": "suite", **few}
-    assert (chosen.defaults, chosen.chosen_on) == ((FIRST,), ("test",))
-    assert list(chosen.per_suite) == ["easy", "hard"]
-    usual = compare.Baselines.choose(trace, costs)
-    assert usual.defaults == (TREES_BY_NAME["eagle3"], TREES_BY_NAME["eagle3-scripts"])
-    assert set(grid.call_args.args[0].turns["part"]) == {"train"}
-    assert usual.chosen_on == ("train", "tune")
 
 
 def compared(seeds=1, **methods) -> compare.Comparison:
@@ -148,27 +129,6 @@ def test_every_ratio_has_the_interval_of_its_own_reference():
     table = compare.over_seeds(replace(two, policy_ms={"one": 0.0, "two": 0.0}))
     rows = table.set_index(keys).loc["all"].loc[["one", "two"]]
     assert rows["p_tuned_holm"].tolist() == stats.holm(rows["p_tuned"]).tolist()
-
-
-def test_answers_are_timed_unless_their_time_is_given(monkeypatch):
-    trace = synthetic_trace(turns=4)
-    costs = round_costs()
-    seeds = [Static(3, 1, 3), Static(4, 1, 3)]
-    options = dict(baselines=TREES, policy_ms={"b": 2.0}, random_seeds=(), progress=False)
-    warned, replayed, live = Mock(), Mock(return_value=0.5), Mock(return_value=0.75)
-    monkeypatch.setattr(compare, "warn_elsewhere", warned)
-    monkeypatch.setattr(compare, "answer_ms", replayed)
-    monkeypatch.setattr(compare, "measured_answer_ms", live)
-    policies = {"a": seeds, "b": Static(2, 1, 3)}
-    timed = compare.compare_replay(trace, costs, policies, **options)
-    test, policy, prices = replayed.call_args.args
-    assert (set(test.turns["part"]), policy.plan, prices) == ({"test"}, seeds[0].plan, costs)
-    assert policy is not seeds[0] and timed.policy_ms == {"a": 0.5, "b": 2.0}
-    pair = trace.header["pair"]
-    each = [*seeds, policies["b"]]
-    assert warned.mock_calls == [call(policy, pair=pair, costs=costs.name) for policy in each]
-    compared = compare.compare_replay(trace, costs, {"a": seeds}, pair="pair", **options)
-    assert compared.policy_ms == {"a": 0.75} and live.call_args.args[0] == "pair"
 
 
 def test_a_policy_that_looked_at_the_test_part_is_refused():

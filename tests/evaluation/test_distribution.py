@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from fakes.pairs import BigramDrafter, bigram_pair, shared_bigrams
-from fakes.reference import children_of, residual_rejection
 
 import specdec
 from specdec.core.pair import Pair
@@ -19,60 +18,6 @@ from specdec.evaluation.lossless import ChiSquare, chi_square, continuation_law,
 
 PROMPT = [3, 1, 2]
 SETTINGS = dict(new_tok=3, draws=400, temperature=1.5, progress=False)
-
-
-class DrawingDrafter(BigramDrafter):
-    """Children are drawn without replacement.
-
-    sort: hand them over by score instead of in draw order.
-    """
-
-    def __init__(self, target, sort=False):
-        super().__init__(target)
-        self.numbers = torch.Generator()
-        self.sort = sort
-
-    def expand(self, tokens, rows, top_k):
-        table = self.table[tokens]
-        drawn = torch.multinomial(table.exp(), top_k, generator=self.numbers)
-        if self.sort:
-            drawn = drawn.gather(1, table.gather(1, drawn).argsort(descending=True))
-        return drawn, table.gather(1, drawn)
-
-
-def residual_rule(drafter, numbers):
-    """Replaces the engine's verification: accept x with min(1, p / q), in the order of the tree."""
-
-    def walk(picker, tree, logits, committed):
-        path = [0]
-        ids = committed
-        while True:
-            node = path[-1]
-            probs = picker.probabilities(logits[node], ids)
-            children = children_of(tree.parent.tolist(), node)
-            tokens = tree.token[children].tolist()
-            draft = drafter.table[tree.token[node]].exp()
-            index, rest = residual_rejection(tokens, probs, draft, iter(numbers.random, None))
-            if index is None:
-                rest = rest.double().numpy()
-                bonus = int(numbers.choice(len(rest), p=rest / rest.sum()))
-                return path, [*tree.token[path[1:]].tolist(), bonus]
-            path.append(children[index])
-            ids = torch.cat((ids, tree.token[children[index]][None]))
-
-    return walk
-
-
-def draws_of(pair):
-    """draw(seed) for distribution_test; one level of children, none of them pruned."""
-
-    def draw(seed):
-        if isinstance(pair.drafter, DrawingDrafter):
-            pair.drafter.numbers.manual_seed(seed)
-        settings = dict(max_new_tokens=3, temperature=1.5, stop_tokens=(), seed=seed)
-        return specdec.decode(pair, PROMPT, Static(4, 0, 3), **settings).tokens
-
-    return draw
 
 
 def small_pair(make_drafter) -> Pair:
@@ -101,22 +46,6 @@ def test_the_exact_law_is_a_law_also_cut_by_top_k(monkeypatch):
     monkeypatch.setattr(lossless, "MOST_CELLS", 8)
     with pytest.raises(SpecdecError, match="more than 8 continuations of 2 tokens"):
         continuation_law(pair, PROMPT, 2, Picker.from_settings(1.0, top_k=3))
-
-
-RULES = {
-    "children drawn, residual rule, draw order": (DrawingDrafter, True),
-    "children drawn, then sorted by score": (lambda t: DrawingDrafter(t, sort=True), False),
-    "top-k children scored with the p/q rule": (BigramDrafter, False),
-}
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_classical_rules_in_the_engine(rule, monkeypatch):
-    make_drafter, exact = RULES[rule]
-    pair = small_pair(make_drafter)
-    monkeypatch.setattr(Picker, "walk", residual_rule(pair.drafter, np.random.default_rng(1)))
-    result = distribution_test(pair, PROMPT, draw=draws_of(pair), **SETTINGS)
-    assert result.passed is exact, result
 
 
 def test_counts_of_seeds_in_a_row(monkeypatch):

@@ -2,18 +2,15 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
-from unittest.mock import Mock, call
 
 import numpy as np
 import pandas as pd
 import pytest
 from fakes.rows import speedup
 
-from specdec.core.policy import RandomPolicy, Static
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
-from specdec.evaluation import compare, compare_live, stats
-from specdec.evaluation.bench import EvaluateConfig
+from specdec.evaluation import compare_live, stats
 from specdec.evaluation.compare import Baselines, Comparison
 from specdec.evaluation.compare_live import Live
 from specdec.identity import Method
@@ -21,51 +18,6 @@ from specdec.identity import Method
 DEFAULT = TreeConfig(16, 4, 3)
 TUNED = TreeConfig(6, 2, 3)
 TREES = Baselines((DEFAULT,), TUNED, {"toy/x": TreeConfig(5, 2, 3), "toy/y": TreeConfig(4, 1, 3)})
-
-
-def test_every_suite_is_a_run_with_its_own_tree(monkeypatch):
-    calls = []
-
-    def evaluate(methods, suite, pair, config, between=None):
-        calls.append((methods, suite, pair, config))
-        table = pd.DataFrame({"suite": [suite], "machine": "here"})
-        return SimpleNamespace(read_table=lambda name: table.assign(of=name), name=config.name)
-
-    warned = Mock()
-    monkeypatch.setattr(compare_live, "evaluate", evaluate)
-    monkeypatch.setattr(compare, "warn_elsewhere", warned)
-    pair = SimpleNamespace(name="made up")
-    seeds = [RandomPolicy(TUNED, seed, asks=("size",)) for seed in range(3)]
-    policies = {"several": seeds, "one": Static(3, 1, 3)}
-    suites = ["toy/x", "toy/y"]
-    settings = dict(part="train", limit=4, temperature=0.5)
-    live = compare_live.decode_live(pair, policies, suites, TREES, seeds=2, **settings)
-    names = ["autoregressive", "default 16,4,3", "tuned static", "per-suite tuned static", "random"]
-    assert [suite for _, suite, *_ in calls] == suites
-    for methods, suite, given, config in calls:
-        name = f"controllers_toy_{suite[-1]}"
-        expected = EvaluateConfig(name=name, part="test", limit=4, temperature=0.5)
-        assert (given, config) == (pair, expected)
-        assert list(methods) == [*names, "several #0", "several #1", "one"], suite
-        plans = [methods[name].plan for name in (*names[1:4], "one")]
-        assert plans == [DEFAULT, TUNED, TREES.per_suite[suite], TreeConfig(3, 1, 3)]
-        assert methods["autoregressive"] == "autoregressive" and methods["random"].limits == DEFAULT
-        for seed in range(2):
-            copied = methods[f"several #{seed}"]
-            assert copied is not seeds[seed]
-            assert copied._random.getstate() == seeds[seed]._random.getstate()
-    each = (*seeds[:2], policies["one"])
-    assert warned.mock_calls == [call(policy, pair="made up") for policy in each]
-    labels = {name: (name, 0) for name in (*names, "one")}
-    labels.update({f"several #{seed}": ("several", seed) for seed in range(2)})
-    assert live.labels == labels
-    assert (live.policies, live.default, live.costs) == (("several", "one"), "default 16,4,3", None)
-    assert [run.name for run in live.runs] == ["controllers_toy_x", "controllers_toy_y"]
-    assert live.prompts[["of", "suite"]].values.tolist() == [["prompts", name] for name in suites]
-    assert live.cycles[["of", "suite"]].values.tolist() == [["cycles", name] for name in suites]
-    assert (live.temperature, live.machine) == (0.5, "here")
-    first = compare_live.decode_live(pair, {"several": seeds}, suites[:1], TREES)
-    assert first.labels["several"] == ("several", 0) and "several #0" not in first.labels
 
 
 OURS = Method("ours", "equal")

@@ -5,14 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from specdec.core.pair import Pair
 from specdec.core.policy import Chain, Static
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation import methods
-from specdec.evaluation.methods import DraftedBy, Sampling
-from specdec.models.fingerprint import fingerprint
-from specdec.policies.base import Network, load_policy
+from specdec.policies.base import Network
 from specdec.policies.ltd import DepthPolicy, SizePolicy
 
 REFUSED = {
@@ -49,27 +46,6 @@ def test_methods_from_text_and_under_their_names():
     pytest.raises(SpecdecError, methods.named_methods, half).match("'half'")
 
 
-def test_what_sampling_sets():
-    assert Sampling().warping == {} and Sampling().sampling == {"temperature": 0.0}
-    settings = dict(top_k=0, top_p=0.9, min_p=0.1, repetition_penalty=1.1)
-    assert Sampling(0.7, **settings).warping == settings
-    assert Sampling(0.7, **settings).sampling == {"temperature": 0.7, **settings}
-
-
-def test_a_run_knows_a_drafter_by_its_name_and_weights(monkeypatch):
-    described = {"weights": "abc", "dtype": "float32", "drafter": "more"}
-    monkeypatch.setattr(methods, "describe_pair", lambda pair: described)
-    drafter = SimpleNamespace(target="target")
-    policy = Static(4, 2, 1)
-    policy.tuned_on = frozenset({"digest"})
-    method = DraftedBy(drafter, policy, "suffix")
-    expected = {"drafter": ["suffix", "abc", "more"], "policy": fingerprint(policy)}
-    assert method.fingerprinted == expected and method.tuned_on == {"digest"}
-    pair = Pair("target", "another", "tokenizer", "name")
-    assert method.of(pair) == Pair("target", drafter, "tokenizer", "name")
-    assert methods.unused_method(method).drafter is drafter
-
-
 def saved(folder, kind, number=0):
     """A policy of LTD's, whose weights are all this number."""
     policy = DepthPolicy(total_tokens=5, depth=3, top_k=3)
@@ -100,13 +76,3 @@ def test_where_a_policy_lies_in_a_folder(tmp_path, monkeypatch):
         pytest.raises(SpecdecError, load, wrong)
     monkeypatch.chdir(tmp_path)
     assert numbers(methods.method_from("one")) == [1]
-
-
-def test_policies_are_found_by_the_printed_path_and_by_name(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "home"))
-    policies = tmp_path / "home" / "runs" / "laptop" / "policies"
-    saved(policies / "ours-float32" / "policy", "depth", 1)
-    assert numbers(load_policy("runs/laptop/policies/ours-float32")) == [1]
-    assert [part.kind for part in load_policy("smollm2/ltd-float32").policies] == ["extend", "size"]
-    with pytest.raises(SpecdecError, match="did you mean.*'smollm2/ours-float32'"):
-        load_policy("smollm2/our")

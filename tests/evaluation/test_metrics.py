@@ -34,8 +34,6 @@ def test_facts_of_a_method_are_whole(rows):
         "turns": 3,
         "tau_pooled": 7 / 4,
         "tau_macro": (6 / 3 + 1) / 2,
-        "tau_last_turn": (2 + 1) / 2,
-        "calls_pooled": 5 / 4,
         "calls_macro": (5 / 3 + 0) / 2,
         "rounds_per_turn": 4 / 3,
         "rounds_per_turn_sd": pytest.approx(1 / 3**0.5),
@@ -51,8 +49,6 @@ def test_facts_of_a_method_are_whole(rows):
         "new_per_verified_row": 7 / 14,
         "new_per_verified_row_macro": pytest.approx((4 / 10 + 2 / 3 + 1) / 3),
         "new_per_verified_row_sd": pytest.approx(np.std([4 / 10, 2 / 3, 1], ddof=1)),
-        "first_accepted_frac": 2 / 4,
-        "all_levels_frac": 2 / 4,  # without a draft there is no level to accept
         "unique_actions": 3,
         "effective_actions": pytest.approx(np.exp(0.5 * np.log(2) + 0.5 * np.log(4))),
         "commonest": "5/1/3",
@@ -68,9 +64,9 @@ def test_each_repeat_is_a_decoding_pooled_or_not(rows, column):
     once = metrics.cycle_facts(rows)
     twice = pd.concat([rows.assign(**{column: 0}), rows.assign(**{column: 1})])
     assert metrics.cycle_facts(twice, ["method", column]).loc[("m", 1)].equals(once.loc["m"])
-    columns = ["turns", "rounds_per_turn", "tau_macro", "tau_last_turn"]
+    columns = ["turns", "rounds_per_turn", "tau_macro"]
     pooled = metrics.cycle_facts(twice).loc["m", columns]
-    assert pooled.tolist() == pytest.approx([6, 4 / 3, 1.5, 1.5])
+    assert pooled.tolist() == pytest.approx([6, 4 / 3, 1.5])
 
 
 def test_histograms(rows):

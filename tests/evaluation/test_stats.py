@@ -43,21 +43,6 @@ def test_p_values_of_several_tests():
     assert stats.holm([0.2]) == pytest.approx([0.2]) and len(stats.holm([])) == 0
 
 
-def test_a_ratio_of_many_beside_the_bootstrap():
-    generator = np.random.default_rng(0)
-    cycles = generator.integers(5, 40, 200)
-    tokens = cycles * generator.uniform(1, 6, 200)
-    spread = stats.ratio_of_sums(tokens, cycles)
-    columns = np.stack([tokens, cycles], axis=1).astype(float)
-
-    def ratio(means):
-        return means[..., 0] / means[..., 1]
-
-    slow = percentile_bootstrap(columns, ratio, generator, 10_000)
-    assert spread.value == pytest.approx(tokens.sum() / cycles.sum())
-    assert (spread.low, spread.high) == pytest.approx(slow, rel=0.01)
-
-
 def decoded(prompts: int, generator) -> np.ndarray:
     """Tokens, times, and plain times of prompts whose lengths and gains are skewed, as in live
     runs. [P, 4]
@@ -86,19 +71,6 @@ def test_coverage_of_the_interval(prompts):
         common += low <= truth <= high
     assert 0.90 <= hits / trials <= 0.98
     assert common < hits and (prompts > 8 or common / trials < 0.89)
-
-
-def test_tests_and_intervals_agree():
-    """p < 0.05 exactly where the interval leaves 1 out, and about as often if nothing differs."""
-    generator = np.random.default_rng(5)
-    p_values = []
-    for _ in range(400):
-        ratios = generator.lognormal(0, 0.2, 8)
-        centred = ratios[:, None] / np.exp(0.02)  # by the mean of such a lognormal
-        spread = stats.interval(centred, lambda means: means[..., 0])
-        assert (spread.p_value < 0.05) == (not spread.low <= 1 <= spread.high)
-        p_values.append(spread.p_value)
-    assert 0.02 <= np.mean(np.array(p_values) < 0.05) <= 0.09
 
 
 HAND = [
@@ -136,29 +108,6 @@ def test_a_row_of_the_comparison_is_whole():
     assert one["suite"].tolist() == ["maths", "maths"], "one suite is not pooled"
     bare = stats.compare(by_hand().drop(columns=["cycles", "cycle_tok"]), "plain")
     assert "tau" not in bare and bare["speedup"].tolist() == table["speedup"].tolist()
-
-
-def test_rows_are_summed_pooled_and_put_in_order():
-    twice = pd.concat([by_hand(repeat=0), by_hand(repeat=1, total_ms=by_hand()["total_ms"] * 3)])
-    summed = stats.per_prompt(twice)
-    assert summed.index.tolist() == [("chat", "c"), ("maths", "a"), ("maths", "b")]
-    assert summed["total_ms", "tree", 0].tolist() == [200.0, 200.0, 100.0]
-    assert summed["cycle_tok", "tree", 0].tolist() == [60, 24, 40]
-    rows = by_hand()
-    assert stats.with_all(rows)["suite"].tolist() == [*rows["suite"], *["all"] * 6]
-    assert stats.with_all(rows[:4]).equals(rows[:4])
-    keys = [("y", "b", 1), ("x", "a", 0), ("y", "b", 0), ("x", "b", 0), ("y", "a", 0)]
-    table = pd.DataFrame(keys, columns=["suite", "method", "seed"])
-    ordered = stats.in_order(table, ["b", "a"])
-    assert ordered.reset_index().values.tolist() == [
-        [0, "y", "b", 0],
-        [1, "y", "b", 1],
-        [2, "y", "a", 0],
-        [3, "x", "b", 0],
-        [4, "x", "a", 0],
-    ]
-    without = stats.in_order(table.drop(columns="seed"), ["a", "b"])
-    assert without["method"].tolist() == ["a", "b", "b", "a", "b"]
 
 
 def test_each_suite_is_a_family_of_its_own():

@@ -2,7 +2,6 @@
 
 import random
 from types import SimpleNamespace
-from unittest.mock import Mock, call
 
 import pandas as pd
 import pytest
@@ -97,19 +96,6 @@ def test_a_race_ends_where_one_tree_is_left(asked):
     alone = tuning.tune_static(shared_pair(), [[1], [2]], trees[1:])
     assert alone.policy.plan == trees[1] and alone.table["prompts"].tolist() == [2]
     pytest.raises(SpecdecError, tuning.tune_static, shared_pair(), [[1]], []).match("empty")
-
-
-def test_only_the_tuning_part_of_suites_by_name_is_used(asked, monkeypatch):
-    gathered = Mock(return_value=gather([[1], [2]]))
-    monkeypatch.setattr(tuning, "gather", gathered)
-    where = {"limit": 3, "folder": "here", "seed": 7}
-    for prompts in (["toy/nq"], {"toy/nq": ["a"]}):
-        tuning.tune_static(shared_pair(), prompts, [TreeConfig(4, 2, 2)], part="test", **where)
-    assert gathered.mock_calls == [
-        call(["toy/nq"], part="tune", **where),
-        call({"toy/nq": ["a"]}, part=None, **where),
-    ]
-    assert asked[0][3] == EvaluateConfig(name="tune_static", folder="here", seed=7)
 
 
 @pytest.mark.parametrize("most", [3, 24, 60])

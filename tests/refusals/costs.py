@@ -37,38 +37,13 @@ def of_drafter(make):
 
 ROWS = [
     row("verification that falls", tables(verify=(10.0, 9.0, 35.0)), "verify of", "never falls"),
-    row(
-        "slopes that fall",
-        tables(verify_per_tok=(0.2, 0.1, 0.1)),
-        "verify_per_tok of",
-        "never falls",
-    ),
-    row(
-        "a table that is too short",
-        tables(verify=(10.0, 15.0)),
-        "verify of",
-        "one time per grid point",
-    ),
     row("a time that is no number", tables(root=(1.0, float("nan"))), "at least 0 ms"),
     row("a time below 0", tables(expand=(-1.0, 2.0)), "at least 0 ms"),
-    row(
-        "nodes that descend",
-        tables(nodes=(0, 30, 10)),
-        "nodes of",
-        "ascending",
-        "[0.0, 30.0, 10.0]",
-    ),
     row("nodes without 0", tables(nodes=(1, 10, 30)), "nodes at 0"),
     row("widths from 0", tables(widths=(0, 4)), "widths start at 1"),
     row("half a row", tables(widths=(2.5, 4)), "widths of", "whole numbers", "2.5"),
-    row("a step below 0", tables(step=-1.0), "at least 0 ms"),
     row("a policy that takes for ever", tables(policy_ms={"mlp": float("inf")}), "finite"),
     row("no kind of model", tables(kind="guessed"), "'guessed'"),
-    row(
-        "a batch of a batch",
-        lambda given: given.costs.batched(2).batched(2),
-        "the costs of 2 texts",
-    ),
     row("no such profile", lambda given: profile("ltd-a100"), "did you mean 'ltd-a100-vicuna-13b'"),
     row("a memory that stands still", machine(bandwidth_gb_per_s=0), "bandwidth, rate", "above 0"),
     row("no number of units", machine(hidden=float("nan")), "hidden", "finite"),

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import warnings
 
 import pytest
 
@@ -30,16 +29,6 @@ def test_help_is_instant_and_names_every_command():
     for name in FOURTEEN:
         assert name in text
     assert not {"torch", "transformers", "pandas", "numpy", "yaml"} & set(imported.split())
-
-
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_explains_its_options(name, capsys):
-    with pytest.raises(SystemExit) as leaving:
-        cli.main([*name.split(), "--help"])
-    assert leaving.value.code == 0
-    text = capsys.readouterr().out
-    for option in cli.COMMANDS[name].options.split():
-        assert option.lower().replace("_", "-") in text
 
 
 def test_values_have_their_types_and_commands_their_own_defaults():
@@ -80,21 +69,6 @@ def test_bad_input_is_one_sentence(line, home, monkeypatch, capsys):
     assert run(line) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("specdec: ") and REFUSED[line] in error
-
-
-def test_interrupts_and_warnings(monkeypatch, capsys):
-    def stopped(args):
-        warnings.warn("look here", stacklevel=1)
-        raise KeyboardInterrupt
-
-    monkeypatch.setitem(cli.COMMANDS, "pairs", cli.Command(stopped, "", "", {}))
-    usual = warnings.formatwarning
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        assert run("pairs") == 130
-    assert warnings.formatwarning is usual
-    with pytest.raises(KeyboardInterrupt):
-        run("pairs --debug")
 
 
 def test_decode_prints_what_the_library_decodes(tiny, capsys):

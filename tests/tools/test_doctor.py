@@ -28,9 +28,3 @@ def test_a_cycle_is_counted_in_plain_steps():
     expected.update(rest_steps=0.5, speed=2.0, speed_low=2.0, speed_high=2.0)
     for name, value in expected.items():
         assert row[name] == pytest.approx(value), name
-
-
-def test_costs_of_a_real_pair(tiny):
-    row = doctor.cycle_costs(tiny, doctor.suite_prompts(tiny)[:1], new_tok=6)
-    assert row["pair"] == "tiny"
-    assert row["tau"] >= 1 and row["verify_steps"] > 0

@@ -3,10 +3,7 @@
 import pytest
 import torch
 
-from specdec import runs
 from specdec.core.tree_config import TreeConfig
-from specdec.errors import SpecdecError
-from specdec.models.heads import HeadsConfig, heads_network, save_heads
 from specdec.models.load import PRESETS, load_pair
 from specdec.tools import estimate as module
 from specdec.tools.estimate import GIB, estimate
@@ -68,25 +65,6 @@ def test_published_targets_and_drafters_have_their_published_sizes():
     assert 2 * module.kept_per_tok(model) == 128 * 1024
 
 
-def test_a_drafter_of_a_folder_is_counted_as_it_is(tiny, tmp_path):
-    config = tiny.target.config
-    config.save_pretrained(tmp_path)
-    needed = estimate(str(tmp_path / "."), dtype="float32", device="cpu")
-    # a drafter of the published form is counted as well
-    assert needed.weights_gib * GIB > 4 * module.parameters(tiny.target.model)
-    vocab = config.vocab_size
-    heads = HeadsConfig(config.hidden_size, vocab, vocab, 2, projections="target")
-    save_heads(heads_network(heads), tmp_path / "heads")
-    tiny.target.model.save_pretrained(tmp_path / "lm")
-    place = tmp_path / "lm/config.json"
-    runs.write_json(place, {**runs.read_json(place), "draft_lm": True})
-    for source in (str(tmp_path / "heads"), str(tmp_path / "lm"), "suffix"):
-        loaded = load_pair("tiny", drafter=source, dtype="float32", device="cpu")
-        counted = estimate("tiny", drafter=source, dtype="float32")
-        real = estimate(loaded)
-        assert (counted.weights_gib, counted.cache_gib) == (real.weights_gib, real.cache_gib)
-
-
 def test_time_by_probe_and_by_data_sheet(tiny):
     texts = {"a": ["Hello.", "And now?"], "b": ["Why?"]}
     once = estimate(tiny, texts, max_new_tokens=10)
@@ -99,13 +77,3 @@ def test_time_by_probe_and_by_data_sheet(tiny):
     assert needed.seconds["tree"] == needed.seconds["autoregressive"]
     small = estimate("llama-3.1-8b", gpu="t4")
     assert not small.fits and "are free; take bfloat16" in small.sentence
-
-
-def test_unknown_names_are_refused():
-    for pair, settings, word in (
-        ("tinny", {}, "'tiny'"),
-        ("./nowhere/at/all", {}, "cannot be read"),
-        ("tiny", {"drafter": "medusa:/nowhere"}, "nowhere"),
-        ("tiny", {"gpu": "b9000"}, "b9000"),
-    ):
-        pytest.raises(SpecdecError, estimate, pair, **settings).match(word)
