@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -67,7 +66,6 @@ GRIDS: dict[str, tuple[TreeConfig, ...]] = {
 CHOSEN_FOR_LTD = "humaneval"  # on which its paper searches
 # what recordings must hold for the published action grids: settings of `record`
 WIDE = dict(depth=12, top_ks=(8, 10, 12, 16, 20, 32), trees=(10,), most_nodes=240)
-PROBE = 0.02  # part of a training by which its time is estimated
 Shape = tuple[int, tuple[int, ...]]  # children per node, and the nodes that levels expand
 
 
@@ -505,40 +503,6 @@ def training_prompts(pair, trace) -> list:
     items = gather(suites, seed=trace.header.get("seed", 0))
     ids = set(turns["prompt"])
     return [conversation(pair, item, 0, []) for item in items if item.id in ids]
-
-
-def expected_min(arena: Arena, jobs: Sequence[Job]) -> float:
-    """About how many minutes the trainings of `jobs` take that are not there yet.
-
-    A first part of one training of each kind (`PROBE`) is timed. The first job of a system on
-    equal terms pays for the trials of its options. A kind that cannot learn here counts nothing.
-    """
-    shorter = dataclasses.replace(arena.terms, effort=arena.terms.effort * PROBE)
-    minutes: dict[tuple[str, str], float] = {}
-    total = 0.0
-    for job in jobs:
-        if arena.is_trained(job):
-            continue
-        kind = (job.system, job.terms)
-        parts = 1.0
-        if kind not in minutes:
-            option = None
-            if job.on_equal_terms:
-                option = arena.options(job.system)[0]
-                parts += arena.terms.trial_frac * len(arena.options(job.system))
-            with tempfile.TemporaryDirectory() as folder:
-                brief = dataclasses.replace(arena, terms=shorter, progress=False)
-                brief = dataclasses.replace(brief, live_decisions=8, folder=Path(folder))
-                began = time.perf_counter()
-                try:
-                    learn(brief, job, config_of(brief, job, option), Path(folder), 0.0)
-                    seconds = time.perf_counter() - began
-                except SpecdecError:
-                    seconds = 0.0
-            part = 8 / arena.live_decisions if job.terms == LIVE else PROBE
-            minutes[kind] = seconds / part / 60
-        total += parts * minutes[kind]
-    return total
 
 
 def train_all(

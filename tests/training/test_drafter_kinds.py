@@ -16,6 +16,7 @@ import specdec
 from specdec.core.decode import autoregress, decode
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
+from specdec.core.tree import StaticShape
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit
 from specdec.models.eagle_network import EagleConfig
@@ -36,8 +37,6 @@ from specdec.training.drafter.ttt import (
     stepped_loss,
     unroll,
 )
-
-from workbook.medusa_tree import static_tree
 
 SETTINGS = Settings(100, steps=30, batch=2, length=48, warmup_steps=2, learning_rate=0.02, passes=1)
 CHAIN = Static(4, 2, 1)
@@ -162,9 +161,7 @@ def test_one_is_made_taught_and_decodes(tmp_path, name, layers):
     prompts = [pair.ids_of(chat[:1]) for chat in CHATS[:2]]
     policies = {"tree": Static(10, 2, 3)}
     if name != "lm":
-        shape = static_tree(pair, prompts, 6, depth=3, max_new_tokens=12)
-        assert shape.verify_nodes == 6 and (0,) in shape.choices and shape.depth <= 2
-        policies["static"] = specdec.Static.of(shape)
+        policies["static"] = specdec.Static.of(StaticShape([(0,), (1,), (0, 0), (0, 1)]))
     found = audit(pair, prompts, policies, max_new_tokens=16, progress=False)
     # two prompts at two temperatures, in float32: every token agrees
     assert found.passed and len(found.rows) == 4 * len(policies)

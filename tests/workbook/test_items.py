@@ -1,21 +1,16 @@
 """The 47 items: all listed once, saved with where they come from, byte for byte alike."""
 
 import json
-import re
-import shutil
-import subprocess
 
 import pandas as pd
 import pytest
 
-from specdec import machine, runs
-from specdec.data.suites import SUITES
+from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.models.load import PRESETS, SHIPPED
 from specdec.report import figures, provenance
 
 from workbook import items
-from workbook.paper_table import MAX_COLUMNS, PaperTable
+from workbook.paper_table import PaperTable
 
 COUNTS = {"resps": (8, 3), "ltd": (11, 7), "radar": (2, 2), "ppow": (10, 4)}
 BARS = pd.DataFrame({"suite": ["laptop/nq"], "method": ["plain"], "tau": [1.5]})
@@ -50,14 +45,6 @@ def test_an_item_says_how_it_would_be_measured(item):
     assert set(item.pairs) <= set(provenance.PAPER_PAIRS)
 
 
-def test_names_of_pairs_and_suites_are_known():
-    pairs = {name for name in PRESETS if not name.startswith("smollm2")}
-    assert set(provenance.PAPER_PAIRS) == pairs and set(provenance.TOYS) <= set(SHIPPED)
-    assert {name for name in SUITES if "/" not in name} <= set(provenance.BENCHMARKS)
-    how = items.find_item("resps/table6").how
-    assert how.startswith("make book SCALE=paper ARGS='--only 21 31 40 60 -p pair llama-3.1-8b'")
-
-
 def test_a_table_is_saved_in_several_ways_with_its_provenance(run):
     paths = items.save("resps/table1", TABLE, sources=[run], missing=["Medusa"])
     assert [path.suffix for path in paths] == [".md", ".csv", ".tex", ".json"]
@@ -80,18 +67,6 @@ def test_a_papers_table_says_what_is_missing_and_in_doubt(run):
     assert facts["rows"] == {"measured": 1, "published_only": 1, "not_measured": 0}
     assert facts["missing"] == ["Hydra"] and facts["doubts"] == ["printed twice"]
     assert "(a) printed twice" in markdown.read_text()
-
-
-def test_a_figure_is_saved_with_its_rows(run):
-    data = pd.DataFrame({"x": [1, 2], "y": [1, 2], "by": "a"})
-    curves = figures.curves(data, "x", "y", by="by")
-    paths = items.save("ltd/figure5", curves, sources=[run], data=data)
-    assert [path.suffix for path in paths] == [".svg", ".pdf", ".png", ".csv", ".json"]
-    first = [path.read_bytes() for path in paths]
-    again = items.save("ltd/figure5", curves, sources=[run], data=data)
-    assert [path.read_bytes() for path in again] == first and b"laptop scale" in first[0]
-    facts = json.loads(first[-1])
-    assert facts["rows"] == {"measured": 2} and facts["missing"] == []
 
 
 LONG = pd.DataFrame({"pair": "smollm2", "row": ["eagle3"], "column": "speed", "value": [2.0]})
@@ -220,37 +195,3 @@ def test_neither_a_smaller_scale_nor_fewer_rows_replace_what_was_published(home)
     assert state == "kept" and note.startswith("one with more rows: 5 in evaluate/prompts, here 2 ")
     assert drawn_from(3)[0] == "published", "more than half of them"
     assert drawn_from(1)[0] == "published", "replaced, as asked"
-
-
-COMMITTED = machine.checkout() / "figures"
-TABLES = sorted(path.with_suffix("") for path in COMMITTED.glob("*/table*.md"))
-
-
-def test_no_committed_table_is_wider_than_a_page():
-    assert len(TABLES) == 31
-    for stem in TABLES:
-        rows = [
-            line
-            for line in stem.with_suffix(".md").read_text().splitlines()
-            if line.startswith("|")
-        ]
-        assert rows and max(line.count("|") - 1 for line in rows) <= MAX_COLUMNS, stem
-
-
-@pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
-def test_committed_tables_compile_onto_a_page(tmp_path):
-    packages = "\\usepackage{booktabs,graphicx}\\usepackage[T1]{fontenc}"
-    inputs = "\n".join(
-        f"\\input{{{stem.with_suffix('.tex').as_posix()}}}\\clearpage" for stem in TABLES
-    )
-    document = (
-        f"\\documentclass{{article}}{packages}\\begin{{document}}\n{inputs}\n\\end{{document}}\n"
-    )
-    (tmp_path / "all.tex").write_text(document)
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
-    told = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120)
-    log = told.stdout.decode("latin-1")
-    assert told.returncode == 0, log[-2000:]
-    too_wide = [float(points) for points in re.findall(r"Overfull \\hbox \(([\d.]+)pt", log)]
-    assert not too_wide or max(too_wide) < 5, log[-2000:]
-    assert "Float too large" not in log, re.findall(r"Float too large.*", log)

@@ -22,21 +22,6 @@ def test_every_notebook_is_in_the_book():
     assert files == set(STEMS)
 
 
-@pytest.mark.parametrize("stem", STEMS)
-def test_parameters_are_literal_typed_and_commented(stem):
-    cells = [text for tags, text in code_cells(read(stem)) if "parameters" in tags]
-    assert len(cells) == 1
-    lines = [line for line in cells[0].splitlines() if line]
-    assert all(isinstance(node, ast.AnnAssign) for node in ast.parse(cells[0]).body)
-    assert sum("#" in line for line in lines) >= len(ast.parse(cells[0]).body)
-
-
-@pytest.mark.parametrize("stem", STEMS)
-def test_a_notebook_ends_with_what_was_found(stem):
-    found = [tags for tags, _ in code_cells(read(stem)) if "found" in tags]
-    assert len(found) == 1
-
-
 @pytest.mark.parametrize("stem", LESSONS)
 def test_every_exercise_has_a_solution_and_a_check_that_asserts(stem):
     order = [tags & {"exercise", "solution", "check"} for tags, _ in code_cells(read(stem))]
