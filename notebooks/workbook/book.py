@@ -447,7 +447,7 @@ def write_page(book: Book, headlines=()) -> Path | None:
 
 
 def contents(scale: str = "laptop", folder: Path | None = None) -> str:
-    """The table of contents in markdown: notebook, promise, paper items, cost, state."""
+    """The table of contents in markdown."""
     book = Book(scale, folder)
     lines = ["| notebook | what it gives | paper items | cost | state |", "|---|---|---|---|---|"]
     for entry in book.entries:

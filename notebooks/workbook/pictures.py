@@ -319,10 +319,6 @@ def tree(
     root, parents before children. scores: cumulative log-probability [N], shown as the border's
     darkness. accepted: indices of the nodes on the accepted path.
     """
-    assert len(tokens) == len(parents) > 0 and (scores is None or len(scores) == len(tokens))
-    assert parents[0] == -1, "the root comes first"
-    assert all(0 <= parent < node for node, parent in enumerate(parents) if node), "parents first"
-    assert all(0 <= node < len(tokens) for node in accepted), "the path is in the tree"
     depth, row = places(parents)
     path = set(accepted)
     size = ((max(depth) + 1.2) * COLUMN_IN, (max(row) + 2) * ROW_IN + 0.3)

@@ -49,18 +49,12 @@ TERMS = {
 }
 
 
-def _ltd_grid() -> tuple[TreeConfig, ...]:
-    trees = []
-    for depth in range(4, 13):
-        for nodes in range(40, 241, 20):
-            trees.append(TreeConfig(nodes + 1, depth, 10))
-    return tuple(trees)
-
-
 # the trees between which each paper's controller chooses, or its grid search
 GRIDS: dict[str, tuple[TreeConfig, ...]] = {
     RESPS: tuple(resps.valid_trees(resps.PAPER.totals, resps.PAPER.depths, resps.PAPER.widths)),
-    LTD: _ltd_grid(),
+    LTD: tuple(
+        TreeConfig(nodes + 1, depth, 10) for depth in range(4, 13) for nodes in range(40, 241, 20)
+    ),
     RADAR: tuple(TreeConfig(60, depth, 10) for depth in range(1, 8)),
 }
 CHOSEN_FOR_LTD = "humaneval"  # on which its paper searches
@@ -73,12 +67,9 @@ Shape = tuple[int, tuple[int, ...]]  # children per node, and the nodes that lev
 class EqualTerms:
     """What every learned controller is given alike; objective and network stay its own.
 
-    shapes: children per node and, where they differ, the nodes that each level expands; those
-    that were recorded are tried. intervals: tried in their place by Re-SpS, whose answers name
-    the shape, as many as there are shapes. depth: expansions at most, where recorded.
-    total_tokens, depths: of the trees; the plain step, 1 token, is open to controllers that plan
-    before drafting. trial_frac: how long each option learns. effort: both as a part of a
-    training's own length.
+    shapes: children per node and, where they differ, the nodes that each level expands.
+    intervals: what Re-SpS tries in their place. depth: expansions at most. trial_frac, effort:
+    lengths of trials and trainings as parts of a training's own length.
     """
 
     name: str = EQUAL
@@ -104,7 +95,6 @@ class Job:
 
     @property
     def method(self) -> Method:
-        """What its policy is among others; seeds share it."""
         return Method(self.system, self.terms)
 
     @property
@@ -218,7 +208,11 @@ def best_of_grids(trace, costs, systems=tuple(GRIDS)) -> dict[Method, list[Polic
         turns = chosen_on
         if system == LTD:
             turns = chosen_on & (benchmarks == CHOSEN_FOR_LTD)
-        trees = [tree for tree in GRIDS[system] if _recorded(trace, tree)]
+        trees = []
+        for tree in GRIDS[system]:
+            is_small = tree.top_k in trace.top_ks and tree.verify_nodes <= trace.most_nodes
+            if is_small and tree.depth <= trace.depth_of(tree.top_k, ()):
+                trees.append(tree)
         if not turns.any() or not trees:
             continue
         totals = sorted({tree.total_tokens for tree in trees})
@@ -233,12 +227,6 @@ def best_of_grids(trace, costs, systems=tuple(GRIDS)) -> dict[Method, list[Polic
             preset += ", as far as recorded"
         methods[Method(STATIC, GRID, preset)] = [Static.of(best)]
     return methods
-
-
-def _recorded(trace, tree: TreeConfig) -> bool:
-    if tree.top_k not in trace.top_ks or tree.verify_nodes > trace.most_nodes:
-        return False
-    return tree.depth <= trace.depth_of(tree.top_k, ())
 
 
 def opened(name: str, trace, costs, terms: EqualTerms, scale: str = "laptop") -> runs.Run:

@@ -111,21 +111,6 @@ def test_bad_requests_stop_before_anything_runs(no_kernels, folder, options):
     assert not (folder.parent / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ("- {name: 00_first, raeds: [x]}", "raeds"),
-        ("- {name: 00_fist}", "00_fist"),
-        ("- {name: 00_first}\n- {name: 00_first}", "twice"),
-        ("name: 00_first", "list"),
-        ("- {name: 00_first, cost: {labtop: 1 s}}", "laptop"),
-    ],
-)
-def test_a_bad_book_gets_one_sentence(folder, text, word):
-    (folder / "book.yml").write_text(text)
-    pytest.raises(SpecdecError, book.read_book, folder).match(word)
-
-
 def test_each_makes_one_entry_per_combination(folder):
     line = '- {name: "20_third__{seed}_{rate}", notebook: 20_third,'
     line += " each: {seed: [1, 2], rate: [0.5, 1.0]}, parameters: {laptop: {scale: laptop}}}"

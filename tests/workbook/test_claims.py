@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from specdec import runs
-from specdec.errors import SpecdecError
 
 from workbook import claims, verdicts
 from workbook.verdicts import FAILS, HOLDS, UNDECIDED, UNMEASURED
@@ -242,24 +241,6 @@ def test_what_the_papers_print_is_decided(home, monkeypatch):
         assert decided[f"{name}-printed"] == FAILS
     rest = table.loc[table["about"] != "printed numbers", "verdict"]
     assert set(rest) == {UNMEASURED, verdicts.UNTESTABLE}, "nothing was measured"
-
-
-@pytest.mark.parametrize(
-    ("line", "word"),
-    [
-        ("were: y", "'where'"),
-        ("where: y", "why"),
-        ("where: y, test: {kind: ratio}", "'ratio_above'"),
-        ("where: y, test: {kind: share, vale: z}", "'value'"),
-        ("where: y, why: z, item: ltd/tabel1", "'ltd/tabel1'"),
-    ],
-)
-def test_a_bad_ledger_gets_one_sentence(home, monkeypatch, line, word):
-    monkeypatch.setattr(runs, "workbook", lambda: home)
-    monkeypatch.setattr(claims.items, "read_items", lambda: {"ltd/table1": None})
-    text = f"- {{id: a, paper: ltd, says: x, {line}}}"
-    runs.write_text(home / "figures" / "claims.yml", text)
-    pytest.raises(SpecdecError, claims.read_claims).match(word)
 
 
 @pytest.mark.parametrize(("rows", "richest", "chosen"), [(1, False, 1), (1, True, 4), (2, True, 2)])
