@@ -485,9 +485,8 @@ def _parameter(run: runs.Run, name: str) -> float:
 def ledger(scale: str = "laptop", pair: str = "", shipped: bool = False) -> pd.DataFrame:
     """One row per claim, decided now.
 
-    Columns id, paper, about, says, where, item, verdict, evidence (the number furthest to the
-    wrong side), parts, p_holm (after Holm over the measured claims of a paper), source. pair:
-    whose measurements are used, default all. shipped: only rows that came with the checkout.
+    evidence: the number furthest to the wrong side. p_holm: after Holm over the measured claims of
+    a paper. pair: whose measurements are used, default all. shipped: only rows of the checkout.
     """
     judged = [examine(claim, scale, pair, shipped) for claim in read_claims().values()]
     p_values = {}
@@ -502,8 +501,7 @@ def ledger(scale: str = "laptop", pair: str = "", shipped: bool = False) -> pd.D
 def sources(scale: str = "laptop", pair: str = "", richest: bool = False) -> list[runs.Run]:
     """The runs that decide the ledger.
 
-    richest: not they, but those that came with the checkout, where these hold more than twice as
-    many rows.
+    richest: in their place those of the checkout, where these hold twice as many rows.
     """
     used = {}
     for claim in read_claims().values():

@@ -68,8 +68,7 @@ def block_costs(
                   single node, plus more_ms, the time of layers that the drafter in `costs` lacks
         expand_ms = level_ms, the host's work of choosing the nodes of a level
 
-    Tables of publications hold no host work of a level: level_ms is 0 unless it is given.
-    Computed, not measured: a block drafter of this machine is calibrated like any other.
+    Computed, not measured.
 
     >>> from specdec.costs.profiles import profile
     >>> costs = block_costs(profile("ltd-a100-vicuna-13b"), 8)

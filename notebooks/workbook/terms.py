@@ -110,9 +110,8 @@ class Job:
 class Arena:
     """On what, for which machine and where controllers are trained.
 
-    trace: a recording with parts "train" and "tune". wide: one that holds the published action
-    grids (`WIDE`). sampled: one at temperature one, which RADAR's published terms ask for. pair:
-    to time answers inside live decoding and to learn live, from live_prompts in live_decisions.
+    trace: a recording with parts "train" and "tune". wide: one of the published grids (`WIDE`).
+    sampled: one at temperature one, for RADAR. pair: to time answers and to learn live.
     """
 
     trace: object

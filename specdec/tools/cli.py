@@ -832,10 +832,7 @@ def reproduce(
     if whole_suites:
         how = {"parameters": {"limit": 0}, "force": force, "on": on, "jobs": jobs}
         reports.append(tools.book.run(book, whole_suites, **how))
-    headlines = []
-    for report in reports:
-        headlines += report.attrs["headlines"]
-    tools.book.write_page(book, headlines)
+    tools.book.write_page(book)
     return int(any(_any_failed(report) for report in reports))
 
 
@@ -897,7 +894,7 @@ def book_run(
     how = {"force": force, "smoke": smoke, "everything": all, "on": on, "jobs": jobs}
     report = tools.book.run(book, only, parameters=values, **how)
     if not only:
-        tools.book.write_page(book, report.attrs["headlines"])
+        tools.book.write_page(book)
     return int(_any_failed(report))
 
 
