@@ -39,9 +39,9 @@ class Entry:
 
     reads, writes: file patterns under the home of results, with {scale}, {figures} and parameters.
     A file of reads is not needed where the parameter of its name has a value. may_read: files that
-    it shows if they exist. parameters, cost: per scale. smoke: small parameters for the tests. main: part of `make
-    reproduce`. notebook: the source when several entries share one. timed: it measures time and runs alone. apart: the command that runs it, where that is
-    not `make book`. A line with `each` stands for one entry per combination of the values there.
+    it shows if they exist. parameters, cost: per scale. smoke: parameters for the tests. main: part
+    of `make reproduce`. notebook: the source of several entries. timed: it runs alone. apart: the
+    command that runs it in place of `make book`. `each`: one entry per combination of its values.
     """
 
     name: str

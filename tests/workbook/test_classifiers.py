@@ -70,15 +70,6 @@ def test_c2t_has_the_target_path_and_as_many_others():
     assert draws[0] == draws[1] != draws[2]
 
 
-def test_what_cannot_be_learned_from_is_refused():
-    trace = likely_trace(8)
-    blind = Trace({**trace.header, "features": False}, trace.turns, dict(trace._columns))
-    pytest.raises(SpecdecError, specdec_plus_arrays, blind).match("features=True")
-    trace.ranks[10][:] = 10**4
-    pytest.raises(SpecdecError, c2t_arrays, trace).match("record")
-    pytest.raises(SpecdecError, balanced, np.ones(4, dtype=bool)).match("equal")
-
-
 def test_a_balanced_sample_has_all_of_the_rarer_kind():
     labels = np.array([True] * 3 + [False] * 10)
     chosen = balanced(labels, seed=1)
