@@ -37,13 +37,11 @@ STOPPED = ("failed", "skipped")  # states of notebooks whose readers cannot run
 class Entry:
     """One line of book.yml: a notebook, what it is given, what it needs and leaves, what it costs.
 
-    reads, writes: file patterns under the home of results; {scale}, {figures} and the notebook's
-    parameters are filled in. reads is a mapping from a parameter: where that parameter has a value,
-    the file is not needed. may_read: files that it shows if they exist; it waits for their writers.
-    parameters, cost: per scale. smoke: small parameters for the tests. main: part of `make
-    reproduce`. notebook: the source when several entries share one. headline: a file to print at
-    the end. timed: it measures time and runs alone. apart: the command that runs it, where that is
-    not `make book`. A line with `each` stands for one entry per combination of the values there.
+    reads, writes: file patterns under the home of results, with {scale}, {figures} and parameters.
+    A file of reads is not needed where the parameter of its name has a value. may_read: files that
+    it shows if they exist. parameters, cost: per scale. smoke: parameters for the tests. main: part
+    of `make reproduce`. notebook: the source of several entries. timed: it runs alone. apart: the
+    command that runs it in place of `make book`. `each`: one entry per combination of its values.
     """
 
     name: str
@@ -55,7 +53,6 @@ class Entry:
     cost: dict[str, str] = field(default_factory=dict)
     parameters: dict[str, dict] = field(default_factory=dict)
     smoke: dict = field(default_factory=dict)
-    headline: str = ""
     timed: bool = False
     apart: str = ""
 
@@ -300,12 +297,10 @@ def run(
 ) -> pd.DataFrame:
     """Execute the stale notebooks of the book; a DataFrame says what happened to each.
 
-    only: beginnings of names ("2" means the twenties); without it the main ones, or all with
-    `everything`. parameters: values for those selected notebooks that have them. smoke: with the
-    small settings of the tests. force: fresh ones too. on, jobs: as `parallel` has them; those
-    that measure time run alone. Readers wait for writers, and a notebook that fails stops only
-    those that need its files. Returns columns name, state ('done', 'fresh', 'failed', 'skipped'),
-    seconds, copy, note.
+    only: beginnings of names; without it the main ones, or all with `everything`. parameters: for
+    those notebooks that have them. smoke: with the small settings of the tests. force: fresh ones
+    too. on, jobs: of `parallel`. Readers wait for writers; those that measure time run alone.
+    Columns: name, state ('done', 'fresh', 'failed', 'skipped'), seconds, copy, note.
     """
     check_integer("jobs", 1 if jobs is None else jobs, 1)
     entries = {entry.name: entry for entry in book.choose(only, everything)}
@@ -361,15 +356,7 @@ def run(
             runs.write_json(book.copy(entries[name]).with_suffix(".json"), record)
             note(name, "done", seconds)
 
-    # what the reader wants to see
-    report = pd.DataFrame([outcomes[name] for name in entries])
-    report.attrs["headlines"] = []
-    for name, entry in entries.items():
-        if entry.headline and outcomes[name]["state"] not in STOPPED:
-            path = runs.home() / book.filled(entry, entry.headline, settings[name])
-            report.attrs["headlines"].append(str(path))
-            print(f"\n{path}\n\n{path.read_text(encoding='utf-8')}")
-    return report
+    return pd.DataFrame([outcomes[name] for name in entries])
 
 
 def _order(book: Book, entries: dict, settings: dict) -> tuple[dict, TopologicalSorter]:
@@ -425,11 +412,8 @@ def _settings(book: Book, entries: list[Entry], smoke: bool, parameters: dict) -
     return settings
 
 
-def write_page(book: Book, headlines=()) -> Path | None:
-    """Write notebook 70 as one HTML page of all results; print how the claims stand, and its path.
-
-    headlines: files that were printed before; not shown again.
-    """
+def write_page(book: Book) -> Path | None:
+    """Write notebook 70 as one HTML page of all results; print the counts of verdicts, its path."""
     from workbook import claims, items
 
     copy = book.copy(book.find(RESULTS))
@@ -447,7 +431,7 @@ def write_page(book: Book, headlines=()) -> Path | None:
 
 
 def contents(scale: str = "laptop", folder: Path | None = None) -> str:
-    """The table of contents in markdown: notebook, promise, paper items, cost, state."""
+    """The table of contents in markdown."""
     book = Book(scale, folder)
     lines = ["| notebook | what it gives | paper items | cost | state |", "|---|---|---|---|---|"]
     for entry in book.entries:
@@ -573,10 +557,8 @@ def pair_at_hand(name: str) -> tuple[str, str]:
 def open(name: str, values: dict, *, run: runs.Run | None = None, tie_to_code: bool = True):
     """The run of the notebook `name` under its parameters, taken from `values` (its `globals()`).
 
-    The run belongs to these parameters and to the content of the files that the notebook reads:
-    the same again finds the same directory. run: one that exists already, to show and save in.
-    tie_to_code: as in `runs.start`. SpecdecError names the notebook to run first when a file is
-    missing, and a parameter of another type.
+    The same parameters and files to read find the same directory. run: one that exists already.
+    tie_to_code: of `runs.start`. SpecdecError names the notebook to run first.
     """
     from workbook.notebook_run import NotebookRun
 

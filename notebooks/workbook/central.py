@@ -91,10 +91,7 @@ def trained(
 def judged(
     trace: Trace, costs: CostModel, policies: dict[Method, list[Policy]], **options: Any
 ) -> pd.DataFrame:
-    """Rows of `compare.over_seeds` for the part `test`: mean over seeds, paired over prompts.
-
-    options: of `compare.compare_replay`, such as policy_ms.
-    """
+    """Rows of `compare.over_seeds` for the part `test`; options: of `compare.compare_replay`."""
     options |= {"baselines": compare.Baselines.choose(trace, costs), "random_seeds": ()}
     comparison = compare.compare_replay(trace, costs, policies, progress=False, **options)
     table = compare.over_seeds(comparison)

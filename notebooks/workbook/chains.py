@@ -174,8 +174,8 @@ def judge(trace: Trace, texts: int, reading: str) -> pd.DataFrame:
 def carried_on(trace: Trace) -> pd.DataFrame:
     """Are lengths inside an accepted block carried on? One row per set.
 
-    follows_frac: positions inside the blocks of steps whose length is one less than the one before.
-    mean_all, mean_visited: tokens per step over all positions, and where steps begin.
+    follows_frac: positions inside a block whose length is one less than the one before. mean_all,
+    mean_visited: tokens per step over all positions, and where steps begin.
     """
     lengths = 1 + (trace.ranks[1][:, -1] < NEVER).sum(-1)
     rows = []

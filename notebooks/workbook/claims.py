@@ -27,39 +27,14 @@ from workbook.verdicts import HOLDS, LEAST_PROMPTS, Part
 # the shipped pairs, the largest first
 PAIRS = ("smollm2", "small", "tiny")
 PRINTED = "printed numbers"
-SUBJECTS = ("method", PRINTED, "ours")
 SOURCE = ["run_key", "run_table"]  # columns of the rows of a test: where each comes from
 # of the steps that the paper trains for; below, a training that shows nothing was too short
 LEAST_TRAINED = 0.1
-KEYS = {
-    "kind": "one of TESTS",
-    "published": "an item, or several: the numbers that the paper prints",
-    "run": "name of the runs that measured it; of equal ones the newest counts",
-    "table": "one of their tables, or several that must agree; `results`: noted at their end",
-    "with": "facts of the run, such as temperature",
-    "largest": "true: of several pairs the largest that was measured decides alone",
-    "beside": "rows of methods that learned nothing: the claim says nothing if one meets it",
-    "trained": "{parameter of the run, or what it noted: steps that the paper trains for}",
-    "where": "column -> value, list of values, or {not: value}",
-    "value": "the column that is compared; <value>_low and <value>_high are its interval",
-    "ends": "the interval's columns where they are called otherwise",
-    "exact": "true: the number counts without an interval; for counts and some shares",
-    "over": "the rows to divide by, as `where`",
-    "first": "difference_above, paired_ratio: rows, as `where`",
-    "second": "difference_above: rows to subtract; paired_ratio: those to divide by",
-    "rate": "paired_ratio, signed_rank: two columns, the first over the second",
-    "absolute": "true: the size of the difference",
-    "match": "columns that rows to compare have in common",
-    "by": "ordering: the column whose values are ordered",
-    "order": "ordering: those values, largest first; or several such lists",
-    "whole": "adds_up: the row or column that stands for all others, as `where`",
-    "of": "adds_up: mean or sum",
-    "is": "share: what the value must be",
-    "stat": "extreme: max, min or mean",
-    "stated": "extreme: what the paper says it is",
-    "above": "the threshold",
-    "below": "the same, the other way round",
-}
+KEYS = (  # figures/claims.yml says what they mean
+    *("kind", "published", "run", "table", "with", "largest", "beside", "trained"),
+    *("where", "value", "ends", "exact", "over", "first", "second", "rate", "absolute"),
+    *("match", "by", "order", "whole", "of", "is", "stat", "stated", "above", "below"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -510,9 +485,8 @@ def _parameter(run: runs.Run, name: str) -> float:
 def ledger(scale: str = "laptop", pair: str = "", shipped: bool = False) -> pd.DataFrame:
     """One row per claim, decided now.
 
-    Columns id, paper, about, says, where, item, verdict, evidence (the number furthest to the
-    wrong side), parts, p_holm (after Holm over the measured claims of a paper), source. pair:
-    whose measurements are used, default all. shipped: only rows that came with the checkout.
+    evidence: the number furthest to the wrong side. p_holm: after Holm over the measured claims of
+    a paper. pair: whose measurements are used, default all. shipped: only rows of the checkout.
     """
     judged = [examine(claim, scale, pair, shipped) for claim in read_claims().values()]
     p_values = {}
@@ -527,8 +501,7 @@ def ledger(scale: str = "laptop", pair: str = "", shipped: bool = False) -> pd.D
 def sources(scale: str = "laptop", pair: str = "", richest: bool = False) -> list[runs.Run]:
     """The runs that decide the ledger.
 
-    richest: not they, but those that came with the checkout, where these hold more than twice as
-    many rows.
+    richest: in their place those of the checkout, where these hold twice as many rows.
     """
     used = {}
     for claim in read_claims().values():

@@ -195,9 +195,8 @@ def write_pages(book, names=(), to: Path | None = None) -> list[Path]:
     return [*sorted(to.glob("[0-9]*.md")), contents_path]
 
 
-def contents(book, to: Path | None = None) -> str:
+def contents(book, to: Path) -> str:
     """The page of contents: by chapter every notebook with its promise and what it found."""
-    to = to or folder()
     intro = (
         "Every notebook with its results, to be read here without installing anything. A page "
         "shows its notebook as it was when the commit that the page names executed it."
@@ -225,7 +224,7 @@ def contents(book, to: Path | None = None) -> str:
                     results.append(line.removeprefix("- ").replace("|", "\\|"))
         if source_hash(source) not in text.rpartition("Source:")[2]:
             results.append(OLDER)
-        pictures = sorted(to.glob(f"{entry.stem}-*.png"), key=_number)
+        pictures = list(to.glob(f"{entry.stem}-1.png"))
         thumbnail = ""
         if pictures:
             image = f'<img src="{pictures[0].name}" width="200" alt="{title}">'
@@ -233,7 +232,3 @@ def contents(book, to: Path | None = None) -> str:
         link = f"[**{title}**]({page.name})"
         lines.append(f"| {thumbnail} | {link}<br>{promise} | {'<br>'.join(results)} |")
     return "\n".join(lines) + "\n"
-
-
-def _number(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2])

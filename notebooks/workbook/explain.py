@@ -110,25 +110,15 @@ def clear_of_one(table: pd.DataFrame, name: str, value: str) -> str:
     return f"{count}: {', '.join(texts)}" if texts else count
 
 
-def of_rows(long: pd.DataFrame, metric: str, printed: int = 2) -> str:
-    """What long rows (`paper_rows.LONG`) of one metric say of the first pair, by each clock.
+def of_rows(long: pd.DataFrame, metric: str) -> str:
+    """Means over benchmarks of one metric in long rows (`paper_rows.LONG`), by pair and row.
 
     >>> columns = {"pair": "tiny", "metric": "speedup", "column": ["GSM8K", "Alpaca", "Mean"]}
     >>> of_rows(pd.DataFrame({**columns, "row": "EAGLE-3", "value": [0.4, 0.6, 0.5]}), "speedup")
-    'tiny: EAGLE-3 **0.50** (2 benchmarks)'
+    'tiny, EAGLE-3 **0.50**'
     """
-    if len(long):
-        long = long.dropna(subset=["value"])
-        long = long[(long["metric"] == metric) & ~long["column"].isin(["Mean", "All"])]
     if long.empty:
         return "Nothing was measured here"
-    names = long["pair"].str.partition(",")[0]
-    sentences = []
-    for pair, rows in long[names == names.iloc[0]].groupby("pair", sort=False):
-        cells = []
-        means = rows.groupby("row", sort=False)["value"].agg(["mean", "size"])
-        for row, mean, size in means.itertuples():
-            plural = "s" if size > 1 else ""
-            cells.append(f"{row} **{mean:.{printed}f}** ({size} benchmark{plural})")
-        sentences.append(f"{pair}: {', '.join(cells)}")
-    return "; ".join(sentences)
+    rows = long[(long["metric"] == metric) & ~long["column"].isin(["Mean", "All"])]
+    means = rows.groupby(["pair", "row"], sort=False)["value"].mean().dropna()
+    return "; ".join(f"{pair}, {row} **{mean:.2f}**" for (pair, row), mean in means.items())

@@ -49,10 +49,9 @@ ABOUT = (
 class Item:
     """One line of items.yml.
 
-    kind: figure or table; diagram or settings where there is nothing to measure. notebook: the one
-    that draws it. reads: the notebooks whose rows it is drawn from. not_here: what stays unmeasured
-    here. pairs: the papers' targets, with which `how` would measure it; gpu_gib and hours: what
-    that takes, an estimate. command: in place of the usual one.
+    kind: figure or table; diagram or settings measure nothing. notebook: draws it. reads: those
+    whose rows it shows. not_here: what stays unmeasured. pairs, gpu_gib, hours: with what `how`
+    would measure it. command: in place of the usual one.
     """
 
     id: str
@@ -147,10 +146,9 @@ def save(
 ) -> list[Path]:
     """Write an item's files and the json file beside them into runs/<scale>/figures/<paper>/.
 
-    Returns their paths. content: a figure (svg, pdf, png; `data`, a DataFrame, as csv), or a
-    DataFrame or PaperTable (md, csv, tex). sources: the Runs whose rows are shown. missing:
-    sentences about what of the item is not there, default what the table says, or
-    attrs["missing"] of `data`; empty says that it is complete. Equal rows give equal bytes.
+    Returns their paths. content: a figure with its `data`, a DataFrame or a PaperTable. sources:
+    the Runs whose rows are shown. missing: what of the item is not there, default what the table
+    or attrs["missing"] of `data` says. Equal rows give equal bytes.
     """
     item = find_item(item_id)
     is_table = isinstance(content, pd.DataFrame | PaperTable)
@@ -191,9 +189,8 @@ def measured(
 ) -> list[runs.Run]:
     """Finished runs called `name`, the newest first, here and (shipped: only) in the checkout.
 
-    parameters: what the run was measured with, such as pair="smollm2", dtype="float32" or
-    temperature=0.0, as its provenance or its settings say; None leaves a fact open. Unless
-    `drafter` is among them, it is the pair's own. Only the newest of equal runs is given.
+    parameters: of its provenance or settings, such as pair="smollm2"; None leaves one open.
+    drafter: default the pair's own. Only the newest of equal runs is given.
     """
     chosen = {}
     parameters = {"drafter": "", **parameters}
@@ -326,8 +323,7 @@ def publish(scale: str = "laptop", also=(), replace: bool = False) -> pd.DataFra
     """Take the items of the runs of `scale` into figures/, and their rows into figures/measured.
 
     Columns: item, state ('published', 'kept', 'refused'), note. also: more Runs whose rows go with
-    them, such as those that decide the claims. Kept: a published item of a larger scale, or one
-    that rests on more than twice as many rows; replace: the latter is not kept.
+    them. Kept: a published item of a larger scale or, without `replace`, of twice as many rows.
     """
     # 1. which items are taken
     items = drawn(published=True)
@@ -443,9 +439,7 @@ def published_file(paper: str, item: str) -> Path:
 def read_published(paper: str, item: str) -> pd.DataFrame:
     """The paper's own numbers of one item, in long rows; lines that begin with # are comments.
 
-    Column `source` says where in the paper a number stands, `doubt` what speaks against it. The
-    others are the item's own: those of our rows (method, suite, ...), `target` for the paper's
-    model, and the values.
+    source: where in the paper a number stands. doubt: what speaks against it. target: its model.
     """
     path = published_file(paper, item)
     if not path.is_file():

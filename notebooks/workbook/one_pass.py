@@ -17,7 +17,7 @@ from specdec.core.tree_config import TreeConfig
 from specdec.costs.model import CostModel
 from specdec.evaluation import bench, compare, stats
 from specdec.models import load
-from specdec.report import provenance, tables
+from specdec.report import tables
 
 from workbook import terms
 
@@ -35,7 +35,6 @@ QUESTIONS = {
     "PLAN": ("Re-SpS", compare.ORACLE, compare.CLAIRVOYANT),
 }
 HERE = "this machine"
-BUDGET = ("steps", "seen_tok", "minutes")
 
 
 def trained_on(pair: str, drafters: Sequence[str]) -> pd.DataFrame:
@@ -54,25 +53,10 @@ def trained_on(pair: str, drafters: Sequence[str]) -> pd.DataFrame:
                 trainings.append(part)
         parts[weights.get("sha256")] = trainings
         row: dict = {"drafter": kind}
-        for name in BUDGET:
+        for name in ("steps", "seen_tok", "minutes"):
             row[name] = sum(part[name] for part in trainings) or np.nan
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def budget(trainings: pd.DataFrame) -> str:
-    """Whether two drafters were trained with the same budget. trainings: of `trained_on`."""
-    if trainings["steps"].isna().any():
-        return "How long they were trained is not known here."
-    first, second = trainings.to_dict("records")
-    counts = [f"{row['steps']:,.0f} steps ({row['seen_tok'] / 1e6:.2f} M tokens)"
-              for row in (first, second)]  # fmt: skip
-    ratio = second["seen_tok"] / first["seen_tok"]
-    verdict = "which is the same budget"
-    if abs(ratio - 1) >= 0.05:
-        verdict = f"**unequal budgets**: {second['drafter']} saw {ratio:.2f} times as many tokens"
-        verdict += f" as {first['drafter']}"
-    return f"They were trained with {' and '.join(counts)}, {verdict}."
 
 
 def block_costs(
@@ -84,8 +68,7 @@ def block_costs(
                   single node, plus more_ms, the time of layers that the drafter in `costs` lacks
         expand_ms = level_ms, the host's work of choosing the nodes of a level
 
-    Tables of publications hold no host work of a level: level_ms is 0 unless it is given.
-    Computed, not measured: a block drafter of this machine is calibrated like any other.
+    Computed, not measured.
 
     >>> from specdec.costs.profiles import profile
     >>> costs = block_costs(profile("ltd-a100-vicuna-13b"), 8)
@@ -222,33 +205,6 @@ def judged_live(run: runs.Run, drafters: Sequence[str]) -> pd.DataFrame:
     return table.merge(pd.concat(parts), on=["suite", "method"], how="left")
 
 
-def of_pairs(sources: Sequence[runs.Run], drafters: Sequence[str]) -> pd.DataFrame:
-    """The newest run of every pair, a row each: tokens, speed, and bounds on the run's machine.
-
-    sources: runs of the notebook, the newest first. One that measured other drafters has no row.
-    """
-    rows: dict[str, dict] = {}
-    for run in sources:
-        pair = provenance.of([run]).rows[0]["pair"]
-        tau = _pooled(run.read_table("tau")).set_index("drafter")
-        if pair in rows or not set(drafters) <= set(tau.index):
-            continue
-        speed = _pooled(run.read_table("speed")).set_index("drafter")
-        bounds = _pooled(run.read_table("bounds"))
-        bounds = bounds[bounds["machine"] == HERE].set_index(["knows", "drafter"])
-        row = {"pair": pair, "scale": provenance.of([run]).scale}
-        row["prompts"] = int(tau["prompts"].iloc[0])
-        for drafter in drafters:
-            row[f"tau, {drafter}"] = f"{tau.loc[drafter, 'rate']:.2f}"
-        over = tables.cells(speed.loc[[drafters[1]]], "over", 3)
-        row[f"speed of {drafters[1]} over {drafters[0]}"] = over[0]
-        for knows in ("everything perfect", "perfect depth", "perfect size"):
-            for drafter in drafters:
-                row[f"{knows}, {drafter}"] = percent(bounds.loc[knows, drafter])
-        rows[pair] = row
-    return pd.DataFrame(list(rows.values()))
-
-
 def _pooled(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of all suites together; of a single suite its own."""
     return table[table["suite"] == table["suite"].iloc[-1]]
@@ -264,9 +220,7 @@ def percent(row: pd.Series) -> str:
     return f"**{value:.1f} %**{interval}"
 
 
-def sentences(
-    bounds: pd.DataFrame, controllers: pd.DataFrame, drafters: Sequence[str]
-) -> list[str]:
+def sentences(bounds: pd.DataFrame, drafters: Sequence[str]) -> list[str]:
     """What control is worth with both drafters, a line per machine: rows of `worth`, all suites."""
     lines = []
     for machine, part in bounds.groupby("machine", sort=False):
@@ -275,13 +229,5 @@ def sentences(
         for knows in ("everything perfect", "perfect depth", "perfect size"):
             first, second = (percent(rows.loc[knows, drafter]) for drafter in drafters)
             gains.append(f"{knows} {first} with {drafters[0]} and {second} with {drafters[1]}")
-        line = f"- {machine}: {'; '.join(gains)}."
-        learned = controllers[controllers["machine"] == machine]
-        if learned["drafter"].nunique() == len(drafters):
-            best = []
-            for drafter in drafters:
-                row = learned[learned["drafter"] == drafter].nlargest(1, "over_tuned").iloc[0]
-                best.append(f"{percent(row)} ({row['system']})")
-            line += f" Learned control: {' and '.join(best)}."
-        lines.append(line)
+        lines.append(f"- {machine}: {'; '.join(gains)}.")
     return lines

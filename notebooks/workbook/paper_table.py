@@ -47,10 +47,8 @@ class PaperTable:
     ) -> PaperTable:
         """From long rows with row, column, metric and `value`, or None where there are none.
 
-        measured: also pair, perhaps prompts (else turns) and the ends of an interval. Rows that
-        are equal in every digit are named below. published: also target and doubt. how: the
-        command that measures what is missing, said once below the table. digits: as in
-        `tables.cells`, or {metric: digits}.
+        measured: also pair, prompts or turns, the ends of an interval. published: also target and
+        doubt. how: the command that measures what is missing. digits: of all or {metric: digits}.
         """
         # 1. both sides, their columns and the marks of doubts
         theirs = _filled(published, "target", value)

@@ -183,8 +183,7 @@ def bar_panels(
 ):
     """Bars of `y` over the values of `x`, a look per value of `by`, a panel per value of `panel`.
 
-    labels: of the axes; the first defaults to the panel's name, which else is its title. Where the
-    column <y>_low is there, whiskers show the intervals; few bars have their numbers.
+    labels: of the axes; the first defaults to the panel's name. <y>_low, <y>_high: whiskers.
     """
     need(table, x, y, by, panel)
     parts, looks = list(table.groupby(panel, sort=False)), list(dict.fromkeys(table[by]))
@@ -315,14 +314,9 @@ def tree(
 ):
     """A draft tree as a figure: the accepted path is filled, darker borders mean likelier nodes.
 
-    tokens: text of each node [N], root first. parents: index of each node's parent [N], -1 for the
-    root, parents before children. scores: cumulative log-probability [N], shown as the border's
-    darkness. accepted: indices of the nodes on the accepted path.
+    tokens: text of each node [N], root first. parents: of each node [N], -1 for the root, before
+    their children. scores: log-probabilities [N]. accepted: nodes on the accepted path.
     """
-    assert len(tokens) == len(parents) > 0 and (scores is None or len(scores) == len(tokens))
-    assert parents[0] == -1, "the root comes first"
-    assert all(0 <= parent < node for node, parent in enumerate(parents) if node), "parents first"
-    assert all(0 <= node < len(tokens) for node in accepted), "the path is in the tree"
     depth, row = places(parents)
     path = set(accepted)
     size = ((max(depth) + 1.2) * COLUMN_IN, (max(row) + 2) * ROW_IN + 0.3)

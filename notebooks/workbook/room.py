@@ -79,11 +79,9 @@ def ground(trace: Trace, **fields: Any) -> Ground:
 class Worth(Policy):
     """The rule: the answer with the most tokens per millisecond of its own cycle.
 
-    The drafter's and the copies' probabilities are summed; nothing is learned but the scale of
-    scores, which `CopyOdds` holds. tree: the largest it drafts. usual: what a drafted cycle is
-    taken to cost beforehand. drafted_tok: accepted tokens that a tree is expected to bring, the
-    mean of the text's newest trees. DEEPER: score of the likeliest path above which one more level
-    is drafted.
+    The drafter's and the copies' probabilities are summed. scale: of scores. tree: the largest it
+    drafts. usual: what a drafted cycle is taken to cost. drafted_tok: tokens that a tree is
+    expected to bring. DEEPER: score of the likeliest path that is drafted on.
     """
 
     asks = frozenset({PLAN, EXTEND, SIZE})

@@ -259,21 +259,6 @@ class Tuner:
     def is_tuned(self, name: str) -> bool:
         return (self.folder / runs.plain_name(name) / TUNED_FILE).is_file()
 
-    def expected_min(self) -> float:
-        """About how many minutes `all` takes: one replay is timed, and all are counted.
-
-        The fits of classifiers, which take longer, are not counted.
-        """
-        rule = self.made("DDD", self.settings("DDD", self.shapes("DDD")[0])[0])
-        began = time.perf_counter()
-        replay(self.train, rule, self.arena.costs)
-        seconds = time.perf_counter() - began
-        count = 0
-        for name in self.names:
-            if not self.is_tuned(name):
-                count += sum(len(self.settings(name, shape)) for shape in self.shapes(name))
-        return seconds * count / 60
-
     def all(self, minutes: float = 0.0) -> tuple[dict[Method, list[Policy]], pd.DataFrame]:
         """{method: policies}, engines' rules as they ship and all tuned; a row for each tuned one.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -50,24 +49,17 @@ TERMS = {
 }
 
 
-def _ltd_grid() -> tuple[TreeConfig, ...]:
-    trees = []
-    for depth in range(4, 13):
-        for nodes in range(40, 241, 20):
-            trees.append(TreeConfig(nodes + 1, depth, 10))
-    return tuple(trees)
-
-
 # the trees between which each paper's controller chooses, or its grid search
 GRIDS: dict[str, tuple[TreeConfig, ...]] = {
     RESPS: tuple(resps.valid_trees(resps.PAPER.totals, resps.PAPER.depths, resps.PAPER.widths)),
-    LTD: _ltd_grid(),
+    LTD: tuple(
+        TreeConfig(nodes + 1, depth, 10) for depth in range(4, 13) for nodes in range(40, 241, 20)
+    ),
     RADAR: tuple(TreeConfig(60, depth, 10) for depth in range(1, 8)),
 }
 CHOSEN_FOR_LTD = "humaneval"  # on which its paper searches
 # what recordings must hold for the published action grids: settings of `record`
 WIDE = dict(depth=12, top_ks=(8, 10, 12, 16, 20, 32), trees=(10,), most_nodes=240)
-PROBE = 0.02  # part of a training by which its time is estimated
 Shape = tuple[int, tuple[int, ...]]  # children per node, and the nodes that levels expand
 
 
@@ -75,12 +67,9 @@ Shape = tuple[int, tuple[int, ...]]  # children per node, and the nodes that lev
 class EqualTerms:
     """What every learned controller is given alike; objective and network stay its own.
 
-    shapes: children per node and, where they differ, the nodes that each level expands; those
-    that were recorded are tried. intervals: tried in their place by Re-SpS, whose answers name
-    the shape, as many as there are shapes. depth: expansions at most, where recorded.
-    total_tokens, depths: of the trees; the plain step, 1 token, is open to controllers that plan
-    before drafting. trial_frac: how long each option learns. effort: both as a part of a
-    training's own length.
+    shapes: children per node and, where they differ, the nodes that each level expands.
+    intervals: what Re-SpS tries in their place. depth: expansions at most. trial_frac, effort:
+    lengths of trials and trainings as parts of a training's own length.
     """
 
     name: str = EQUAL
@@ -106,7 +95,6 @@ class Job:
 
     @property
     def method(self) -> Method:
-        """What its policy is among others; seeds share it."""
         return Method(self.system, self.terms)
 
     @property
@@ -122,9 +110,8 @@ class Job:
 class Arena:
     """On what, for which machine and where controllers are trained.
 
-    trace: a recording with parts "train" and "tune". wide: one that holds the published action
-    grids (`WIDE`). sampled: one at temperature one, which RADAR's published terms ask for. pair:
-    to time answers inside live decoding and to learn live, from live_prompts in live_decisions.
+    trace: a recording with parts "train" and "tune". wide: one of the published grids (`WIDE`).
+    sampled: one at temperature one, for RADAR. pair: to time answers and to learn live.
     """
 
     trace: object
@@ -220,7 +207,11 @@ def best_of_grids(trace, costs, systems=tuple(GRIDS)) -> dict[Method, list[Polic
         turns = chosen_on
         if system == LTD:
             turns = chosen_on & (benchmarks == CHOSEN_FOR_LTD)
-        trees = [tree for tree in GRIDS[system] if _recorded(trace, tree)]
+        trees = []
+        for tree in GRIDS[system]:
+            is_small = tree.top_k in trace.top_ks and tree.verify_nodes <= trace.most_nodes
+            if is_small and tree.depth <= trace.depth_of(tree.top_k, ()):
+                trees.append(tree)
         if not turns.any() or not trees:
             continue
         totals = sorted({tree.total_tokens for tree in trees})
@@ -235,12 +226,6 @@ def best_of_grids(trace, costs, systems=tuple(GRIDS)) -> dict[Method, list[Polic
             preset += ", as far as recorded"
         methods[Method(STATIC, GRID, preset)] = [Static.of(best)]
     return methods
-
-
-def _recorded(trace, tree: TreeConfig) -> bool:
-    if tree.top_k not in trace.top_ks or tree.verify_nodes > trace.most_nodes:
-        return False
-    return tree.depth <= trace.depth_of(tree.top_k, ())
 
 
 def opened(name: str, trace, costs, terms: EqualTerms, scale: str = "laptop") -> runs.Run:
@@ -505,40 +490,6 @@ def training_prompts(pair, trace) -> list:
     items = gather(suites, seed=trace.header.get("seed", 0))
     ids = set(turns["prompt"])
     return [conversation(pair, item, 0, []) for item in items if item.id in ids]
-
-
-def expected_min(arena: Arena, jobs: Sequence[Job]) -> float:
-    """About how many minutes the trainings of `jobs` take that are not there yet.
-
-    A first part of one training of each kind (`PROBE`) is timed. The first job of a system on
-    equal terms pays for the trials of its options. A kind that cannot learn here counts nothing.
-    """
-    shorter = dataclasses.replace(arena.terms, effort=arena.terms.effort * PROBE)
-    minutes: dict[tuple[str, str], float] = {}
-    total = 0.0
-    for job in jobs:
-        if arena.is_trained(job):
-            continue
-        kind = (job.system, job.terms)
-        parts = 1.0
-        if kind not in minutes:
-            option = None
-            if job.on_equal_terms:
-                option = arena.options(job.system)[0]
-                parts += arena.terms.trial_frac * len(arena.options(job.system))
-            with tempfile.TemporaryDirectory() as folder:
-                brief = dataclasses.replace(arena, terms=shorter, progress=False)
-                brief = dataclasses.replace(brief, live_decisions=8, folder=Path(folder))
-                began = time.perf_counter()
-                try:
-                    learn(brief, job, config_of(brief, job, option), Path(folder), 0.0)
-                    seconds = time.perf_counter() - began
-                except SpecdecError:
-                    seconds = 0.0
-            part = 8 / arena.live_decisions if job.terms == LIVE else PROBE
-            minutes[kind] = seconds / part / 60
-        total += parts * minutes[kind]
-    return total
 
 
 def train_all(

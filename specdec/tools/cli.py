@@ -575,7 +575,7 @@ def book_run(args) -> int:
     how = _values(args, "force smoke on jobs")
     report = tools.book.run(book, args.only, parameters=values, everything=args.all, **how)
     if not args.only:
-        tools.book.write_page(book, report.attrs["headlines"])
+        tools.book.write_page(book)
     return int(report["state"].isin(["failed", "skipped"]).any())
 
 

@@ -94,13 +94,6 @@ def test_what_went_wrong_is_noted(no_kernels, folder, name, code, word):
     assert report["state"][0] == "failed" and word in report["note"][0]
 
 
-def test_what_another_command_runs_is_no_part_of_the_whole_book(no_kernels, folder):
-    text = BOOK.replace("{name: 20_third}", "{name: 20_third, apart: make train}")
-    (folder / "book.yml").write_text(text)
-    assert list(states(run(folder=folder, everything=True))) == ["00_first", "10_second"]
-    assert states(run(folder=folder, only="20")) == {"20_third": "done"}
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -116,30 +109,6 @@ def test_what_another_command_runs_is_no_part_of_the_whole_book(no_kernels, fold
 def test_bad_requests_stop_before_anything_runs(no_kernels, folder, options):
     pytest.raises(SpecdecError, run, folder=folder, **options)
     assert not (folder.parent / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ("- {name: 00_first, raeds: [x]}", "raeds"),
-        ("- {name: 00_fist}", "00_fist"),
-        ("- {name: 00_first}\n- {name: 00_first}", "twice"),
-        ("name: 00_first", "list"),
-        ("- {name: 00_first, cost: {labtop: 1 s}}", "laptop"),
-    ],
-)
-def test_a_bad_book_gets_one_sentence(folder, text, word):
-    (folder / "book.yml").write_text(text)
-    pytest.raises(SpecdecError, book.read_book, folder).match(word)
-
-
-def test_a_pair_that_cannot_be_had_is_replaced(no_kernels, folder, monkeypatch, capsys):
-    source = notebook("Third", "print(pair)")
-    source = source.replace("seed: int = 0", "pair: str = 'dear'\\nseed: int = 0")
-    (folder / "20_third.ipynb").write_text(source)
-    monkeypatch.setattr(book, "pair_at_hand", lambda name: ("small", f"no {name}."))
-    assert states(run(folder=folder, only="20")) == {"20_third": "done"}
-    assert "no dear." in capsys.readouterr().out
 
 
 def test_each_makes_one_entry_per_combination(folder):

@@ -1,20 +1,16 @@
 """The ledger: every kind of test on rows whose answer is known, and no verdict without rows."""
 
-import json
-import re
 import shutil
 
 import pandas as pd
 import pytest
 
 from specdec import runs
-from specdec.errors import SpecdecError
 
 from workbook import claims, verdicts
 from workbook.verdicts import FAILS, HOLDS, UNDECIDED, UNMEASURED
 
 LEDGER = claims.read_claims()
-NOTEBOOKS = runs.workbook() / "notebooks"
 LIVE = pd.DataFrame(
     [
         ("all", "ours", 1.10, 1.02, 1.18, 12),
@@ -187,13 +183,6 @@ def test_prompts_are_paired(home):
     assert verdict(ranks | {"first": test["second"], "second": test["first"]}) == FAILS
 
 
-def test_no_rows_no_verdict(home):
-    test = RATIO_ABOVE | {"above": 1}
-    assert judged(test) == (UNMEASURED, UNWRITTEN)
-    made("controllers", "live", LIVE, pair="small")
-    assert verdict(test) == FAILS and verdict(test, pair="smollm2") == UNMEASURED
-
-
 def test_differences_of_matching_rows(home):
     rows = []
     for seed in range(4):
@@ -241,34 +230,6 @@ def test_printed_numbers_are_compared_as_they_stand(monkeypatch):
     assert judged({**largest, "stated": 2.9}) == (FAILS, sentence)
 
 
-def test_the_ledger_speaks_of_all_papers():
-    assert len(LEDGER) >= 55
-    assert {entry.paper for entry in LEDGER.values()} == {"resps", "ltd", "radar", "ppow", "ours"}
-    assert {entry.about for entry in LEDGER.values()} == set(claims.SUBJECTS)
-
-
-def test_claims_read_tables_that_their_notebooks_write():
-    sources = {}
-    for path in NOTEBOOKS.glob("*.ipynb"):
-        cells = json.loads(path.read_text())["cells"]
-        text = "\n".join("".join(cell["source"]) for cell in cells)
-        sources[path.stem.partition("_")[2]] = text
-    for entry in LEDGER.values():
-        if "run" not in entry.test:
-            continue
-        source = sources[entry.test["run"]]
-        # names between braces stand for any; `following` came with the checkout, of an old option
-        written = re.findall(r'write_table\(f?"([^"]+)"', source)
-        patterns = [re.sub(r"\\\{.*?\\\}", ".+", re.escape(name)) for name in written]
-        patterns += ["results", "prompts", "following"]
-        for table in claims.listed(entry.test["table"]):
-            assert any(re.fullmatch(pattern, table) for pattern in patterns), (entry.id, table)
-        # what a training took is a parameter, or noted by `finish`
-        for name in entry.test.get("trained", {}):
-            noted = name.endswith("_steps") and '{f"{part}_steps"' in source
-            assert noted or re.search(rf"^{name}: int =", source, re.MULTILINE), (entry.id, name)
-
-
 def test_what_the_papers_print_is_decided(home, monkeypatch):
     monkeypatch.setattr(runs, "shipped_dir", lambda: home / "nothing-shipped")
     table = claims.ledger().set_index("id")
@@ -280,24 +241,6 @@ def test_what_the_papers_print_is_decided(home, monkeypatch):
         assert decided[f"{name}-printed"] == FAILS
     rest = table.loc[table["about"] != "printed numbers", "verdict"]
     assert set(rest) == {UNMEASURED, verdicts.UNTESTABLE}, "nothing was measured"
-
-
-@pytest.mark.parametrize(
-    ("line", "word"),
-    [
-        ("were: y", "'where'"),
-        ("where: y", "why"),
-        ("where: y, test: {kind: ratio}", "'ratio_above'"),
-        ("where: y, test: {kind: share, vale: z}", "'value'"),
-        ("where: y, why: z, item: ltd/tabel1", "'ltd/tabel1'"),
-    ],
-)
-def test_a_bad_ledger_gets_one_sentence(home, monkeypatch, line, word):
-    monkeypatch.setattr(runs, "workbook", lambda: home)
-    monkeypatch.setattr(claims.items, "read_items", lambda: {"ltd/table1": None})
-    text = f"- {{id: a, paper: ltd, says: x, {line}}}"
-    runs.write_text(home / "figures" / "claims.yml", text)
-    pytest.raises(SpecdecError, claims.read_claims).match(word)
 
 
 @pytest.mark.parametrize(("rows", "richest", "chosen"), [(1, False, 1), (1, True, 4), (2, True, 2)])

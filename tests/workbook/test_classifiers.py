@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from fakes.killed import killed_at
-from fakes.questions import pool, question
+from fakes.questions import question
 from fakes.traces import synthetic_trace
 
 from specdec.core.tree_config import pool_size
@@ -70,15 +70,6 @@ def test_c2t_has_the_target_path_and_as_many_others():
     assert draws[0] == draws[1] != draws[2]
 
 
-def test_what_cannot_be_learned_from_is_refused():
-    trace = likely_trace(8)
-    blind = Trace({**trace.header, "features": False}, trace.turns, dict(trace._columns))
-    pytest.raises(SpecdecError, specdec_plus_arrays, blind).match("features=True")
-    trace.ranks[10][:] = 10**4
-    pytest.raises(SpecdecError, c2t_arrays, trace).match("record")
-    pytest.raises(SpecdecError, balanced, np.ones(4, dtype=bool)).match("equal")
-
-
 def test_a_balanced_sample_has_all_of_the_rarer_kind():
     labels = np.array([True] * 3 + [False] * 10)
     chosen = balanced(labels, seed=1)
@@ -112,30 +103,6 @@ def test_fitted_classifiers_tell_kinds_apart(tmp_path):
     assert accuracy(c2t, inputs, labels) > 0.9 and c2t.network.weights[0].shape == (64, 2)
 
 
-def test_specdec_plus_tells_levels_apart(tmp_path):
-    random = np.random.default_rng(0)
-    lengths = random.integers(0, 4, size=600)
-    features = (np.eye(4)[lengths] + random.normal(size=(600, 4)) * 0.1).astype(np.float16)
-    level = np.arange(4)
-    labels = np.where(level == lengths[:, None], 0, -1)
-    labels = np.where(level < lengths[:, None], 1, labels).astype(np.int8)
-    options = dict(epochs=6, rate=3e-4, policy={"max_depth": 3})
-    policy, curve = fit("SpecDec++", features, labels, tmp_path, **options)
-    for length in range(1, 4):
-        questions = [question(pool(random, n), n, features=torch.eye(4)[length]) for n in range(3)]
-        assert [policy.answer(one) for one in questions] == [n < length for n in range(3)]
-    assert curve["accuracy"].iloc[-1] > 0.95
-    assert policy.trained_for["examples"] == 2 * int((labels == 0).sum()), "labelled levels alone"
-
-
-def test_the_network_in_numpy_is_the_trained_one():
-    torch.manual_seed(0)
-    module, seen = classifiers._Residual(20, 32, 5), torch.randn(20)
-    answer = module(seen[None])[0].detach()
-    exported = classifiers.exported(module)(seen.numpy())
-    np.testing.assert_allclose(exported, answer, rtol=1e-5, atol=1e-6)
-
-
 def test_fitting_resumes_exactly(tmp_path):
     random = np.random.default_rng(0)
     inputs, labels = random.normal(size=(200, 12)).astype(np.float32), random.random(200) < 0.4
@@ -148,21 +115,6 @@ def test_fitting_resumes_exactly(tmp_path):
         np.testing.assert_array_equal(resumed.network.arrays()[name], value)
     with pytest.raises(SpecdecError, match="other settings"):
         fit("Disco", inputs + 1, labels, tmp_path / "killed", **options)
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_curve_is_of_the_balanced_sample(tmp_path, seed):
-    random = np.random.default_rng(0)
-    inputs, labels = random.normal(size=(60, 2)).astype(np.float32), random.random(60) < 0.3
-    options = dict(epochs=1, rate=0.0, batch=16, seed=seed, policy={})
-    policy, curve = fit("C2T", inputs, labels, tmp_path, **options)
-    sample = balanced(labels, seed)
-    logits = torch.from_numpy(policy.network(inputs[sample])[:, 0])
-    truth = torch.from_numpy(labels[sample]).float()
-    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, truth)
-    assert curve["loss"][0] == pytest.approx(float(loss), rel=1e-5)
-    assert curve["accuracy"][0] == ((logits.numpy() > 0) == labels[sample]).mean()
-    assert policy.trained_for == {"examples": len(sample), "epochs": 1}
 
 
 def test_opponents_stay_inside_the_recording(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from PIL import Image
 
 from specdec.errors import SpecdecError
 
-from workbook import book, executed, notebooks
+from workbook import book, executed
 
 
 def executed_copy() -> dict:
@@ -59,8 +59,3 @@ def test_contents_mark_pages_of_an_earlier_version(home, monkeypatch):
     assert "two" in text and executed.OLDER not in text
     (folder / "00_a.ipynb").write_text(notebook("First", "another"))
     assert executed.OLDER in executed.contents(opened, pages)
-
-
-def test_results_as_one_page_of_html():
-    page = notebooks.as_html(executed_copy())
-    assert "two" in page and "1 + 1" not in page

@@ -1,7 +1,6 @@
 """The page of all results: one file, nothing outside it, everything in it."""
 
 import dataclasses
-import re
 
 import pandas as pd
 import pytest
@@ -79,40 +78,3 @@ def test_the_first_picture_shows_the_findings():
     slowest = f"◂ {found.value(*findings.DEFAULT_TREE):.2f}"
     texts = {text.get_text() for text in speeds.draw(rows).axes[1].texts}
     assert slowest in texts, "left of the axis"
-
-
-def same_values(drawn, committed):
-    """Equal JSON, numbers up to rounding."""
-    if isinstance(drawn, dict):
-        assert drawn.keys() == committed.keys(), "run `make figures`"
-        for name, value in drawn.items():
-            same_values(value, committed[name])
-    elif isinstance(drawn, list):
-        assert len(drawn) == len(committed), "run `make figures`"
-        for value, other in zip(drawn, committed, strict=True):
-            same_values(value, other)
-    elif isinstance(committed, str) or committed is None:
-        assert drawn == committed, "run `make figures`"
-    else:
-        assert drawn == pytest.approx(committed, rel=1e-6, nan_ok=True), "run `make figures`"
-
-
-def test_readme_shows_figures_that_code_drew(home):
-    top = machine.checkout()
-    shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (top / "README.md").read_text(encoding="utf-8"))
-    shown = [
-        picture for picture in shown if not picture.startswith("figures/explorer/")
-    ]  # as a browser draws it
-    assert shown == ["figures/speed.svg", "figures/ltd/figure5.svg", "figures/radar/figure2.svg"]
-    for picture in shown:
-        assert (top / picture).is_file() and runs.read_json((top / picture).with_suffix(".json"))[
-            "measured"
-        ], picture
-    for path in speeds.write(home):
-        committed = top / "figures" / path.name
-        if path.suffix == ".csv":
-            # other processors round the last digits otherwise
-            drawn = pd.read_csv(path)
-            pd.testing.assert_frame_equal(drawn, pd.read_csv(committed), rtol=1e-6)
-        elif path.suffix == ".json":
-            same_values(runs.read_json(path), runs.read_json(committed))

@@ -95,27 +95,9 @@ def test_one_side_alone_and_bad_input():
 
 
 def test_equal_rows_are_named_and_metrics_have_digits_of_their_own():
-    same = [
-        (row, column, value)
-        for row in ("P+L", "P+D")
-        for column, value in (("maths", 1 / 3), ("chat", 0.5))
-    ]
-    other = [
-        ("P", "maths", 1 / 3),
-        ("P", "chat", 0.51),
-        ("one", "maths", 0.1),
-        ("two", "maths", 0.1),
-    ]
-    long = pd.DataFrame([*same, *other], columns=["row", "column", "value"]).assign(
-        pair="small", turns=5
-    )
-    table = PaperTable.of(long, None)
-    assert table.notes == ("Equal in every digit (small): P+L; P+D.",), (
-        "one number may be equal by chance"
-    )
-    assert "| P+L, n = 5 turns |" in lines(table.markdown())[2]
-    long = pd.DataFrame(
-        {"row": "a", "column": ["x", "y"], "metric": ["ratio", "trees"], "value": [1.04512, 8.0]}
-    )
-    table = PaperTable.of(long.assign(pair="small"), None, digits={"ratio": 3, "trees": 0})
-    assert lines(table.markdown())[-1] == "| a | 1.045 | 8 |"
+    rows = [("P+L", "x", 1 / 3), ("P+L", "y", 0.5), ("P+D", "x", 1 / 3), ("P+D", "y", 0.5)]
+    rows += [("P", "x", 1 / 3), ("P", "y", 0.51)]
+    long = pd.DataFrame(rows, columns=["row", "column", "value"]).assign(pair="small", turns=5)
+    table = PaperTable.of(long.assign(metric="ratio"), None, digits={"ratio": 3})
+    assert table.notes == ("Equal in every digit (small): P+L; P+D.",)
+    assert lines(table.markdown())[2] == "| P+L, n = 5 turns | 0.333 | 0.500 |"

@@ -6,12 +6,11 @@ import dataclasses
 import functools
 import operator
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from fakes.pairs import random_pair
-from fakes.traces import COSTS, SMALL_LTD, SMALL_PPO, SMALL_RESPS, synthetic_trace
+from fakes.traces import COSTS, SMALL_PPO, SMALL_RESPS, synthetic_trace
 
 from specdec.core.decode import decode
 from specdec.core.policy import Static
@@ -24,7 +23,6 @@ from specdec.policies import ltd, radar, resps, value
 from specdec.policies.base import changed, choices_of
 from specdec.replays.record import record
 from specdec.replays.replay import replay
-from specdec.training.radar import from_trace, latency_ms, training_turns
 
 from workbook import terms
 from workbook.terms import EQUAL, LIVE, Arena, EqualTerms, Job
@@ -64,7 +62,6 @@ def test_every_system_gets_the_same_and_is_found_again(tmp_path):
     here = arena(tmp_path)
     jobs = here.jobs([0])
     assert [job.terms for job in jobs] == [EQUAL] * 4, "no prompts to decode, no wide recording"
-    assert terms.expected_min(here, jobs) > 0 and not any(tmp_path.iterdir())
     policies, table = terms.train_all(here, jobs)
     assert list(policies) == [Method(name, EQUAL) for name in ("Re-SpS", "LTD", "RADAR", "ours")]
     assert (table["state"] == "trained").all()
@@ -85,7 +82,6 @@ def test_every_system_gets_the_same_and_is_found_again(tmp_path):
         assert ms == replay(test, again, COSTS).ms_per_tok
     again, found = terms.train_all(here, jobs)
     assert (found["state"] == "found").all() and list(again) == list(policies)
-    assert terms.expected_min(here, jobs) == 0
     assert found["minutes"].tolist() == table["minutes"].tolist()
 
 
@@ -227,23 +223,6 @@ def test_learning_begins_with_the_fastest_tree_that_drafts(tmp_path):
     assert only.start((3, ())).total_tokens == 4, "one token drafts nothing, 99 were not recorded"
 
 
-def test_equal_terms_change_the_tree_and_nothing_else(tmp_path):
-    here = arena(tmp_path)
-    start, sizes = here.start((2, ())).total_tokens, (0, 1, 3, 7, 15)
-    fields = dict(name="equal", totals=(1, 2, 4, 8, 16), depths=(0, 1, 3), widths=((3,), (2,)))
-    fields |= dict(small=True, interval=3, while_training={"interval": 3, "temperature": None})
-    assert terms.equal_config(here, "Re-SpS", 3) == changed(resps.OURS, fields)
-    fields = dict(name="equal", top_k=2, most_expansions=7, sizes=sizes)
-    assert terms.equal_config(here, "ours", (2, ())) == changed(value.OURS, fields)
-    fields = dict(name="equal", top_k=2, beam=(), total_tokens=start)
-    assert terms.equal_config(here, "RADAR", (2, ())) == changed(radar.OURS, fields)
-    fields = {"name": "equal", "depth.from_root": True, "depth.total_tokens": start}
-    fields["size.sizes"] = sizes
-    for part in ("depth", "size"):
-        fields |= {f"{part}.depth": 7, f"{part}.top_k": 2, f"{part}.beam": ()}
-    assert terms.equal_config(here, "LTD", (2, ())) == changed(ltd.OURS, fields)
-
-
 def test_a_job_has_its_config(tmp_path):
     here = arena(tmp_path)
     hidden = changed(resps.OFFICIAL, {"hidden_size": 3})  # 9 features of 3 layers
@@ -256,120 +235,6 @@ def test_a_job_has_its_config(tmp_path):
     equal = terms.lengthened(terms.equal_config(here, "LTD", (2, ())), 2.0)
     assert terms.config_of(here, Job("LTD", EQUAL, 0), (2, ())) == equal
     assert terms.config_of(here, Job("LTD", LIVE, 0), (2, ())) == terms.briefly(equal, 16)
-
-
-@pytest.fixture
-def trainers(monkeypatch):
-    """(name, arguments, options) of every training that was asked for."""
-    trained = {
-        "resps": "a plan",
-        "ltd": SimpleNamespace(policy="both"),
-        "radar": SimpleNamespace(policy="stops"),
-    }
-    asked = Mock()
-    for system, result in (trained | {"value": ("values", None)}).items():
-        asked.attach_mock(Mock(return_value=result), f"train_{system}")
-        monkeypatch.setattr(terms, f"train_{system}", getattr(asked, f"train_{system}"))
-    return asked.mock_calls
-
-
-def test_each_system_is_taught_by_its_own_trainer(tmp_path, trainers):
-    wide = recording()
-    here = arena(tmp_path, wide=wide, pair="pair")
-    common = {"seed": 4, "progress": False}
-    assert terms.learn(here, Job("Re-SpS", EQUAL, 4), "config", tmp_path, 0.5) == "a plan"
-    options = common | {"out_dir": tmp_path, "policy_ms": 0.5}
-    assert trainers[0] == ("train_resps", (here.trace, COSTS, "config"), options)
-    assert terms.learn(here, Job("LTD", "paper", 4), "config", tmp_path, 0.5) == "both"
-    assert trainers[1] == ("train_ltd", (wide, COSTS, "config"), options | {"envs": 1})
-    ours = changed(value.OURS, {"top_k": 3})
-    assert terms.learn(here, Job("ours", EQUAL, 4), ours, tmp_path, 0.5) == "values"
-    _, (train, costs, config), options = trainers[-1]
-    tune = options.pop("tune_on")
-    assert set(train.turns["part"]) == {"train"} and set(tune.turns["part"]) == {"tune"}
-    assert (costs, config) == (COSTS, ours)
-    assert options == common | {"policy_ms": None, "pair": "pair", "start": here.start((3, ()))}
-
-
-def test_radar_learns_from_sampled_text_or_exact_distributions(tmp_path, trainers):
-    wide, sampled = recording(), recording(seed=1)
-    here = arena(tmp_path, wide=wide, sampled=sampled)
-    config = changed(radar.OURS, {"top_k": 3, "total_tokens": 16, "prompts": ("hard",)})
-    drawn = changed(config, {"exact": None})
-    for config, name, trace in ((config, EQUAL, here.trace), (drawn, "paper", sampled)):  # noqa: B020
-        assert terms.learn(here, Job("RADAR", name, 4), config, tmp_path, 0.5) == "stops"
-        _, (data, latency, _), options = trainers[-1]
-        rows = from_trace(training_turns(trace, ("hard",)), exact=False, tree=config.tree)
-        assert data.key == rows.key
-        priced = dataclasses.replace(COSTS, policy_ms={"radar": 0.5})
-        np.testing.assert_allclose(latency, latency_ms(priced, data.context_tok, None, config.tree))
-        facts = {"pair": "synthetic", "costs": "round numbers"}
-        assert options == {"seed": 4, "out_dir": tmp_path, "trained_for": facts}
-    assert terms.radar_recording(dataclasses.replace(here, sampled=None), drawn) is wide
-    exact = recording()
-    exact.acceptance_distributions = np.arange(0, 360, 30), np.zeros((12, 8, 9), np.float32)
-    assert terms.radar_recording(dataclasses.replace(here, trace=exact), radar.PAPER) is exact
-
-
-def test_answers_of_untrained_policies_are_timed_once(tmp_path, monkeypatch):
-    here = arena(tmp_path)
-    plan = terms.untrained(here, "Re-SpS", changed(resps.OURS, SMALL_RESPS))
-    assert plan.network.weights[0].shape[0] == 16 and plan.features_size == 9
-    both = terms.untrained(here, "LTD", changed(ltd.OURS, SMALL_LTD))
-    assert [type(part).__name__ for part in both.policies] == ["DepthPolicy", "SizePolicy"]
-    stops = terms.untrained(here, "RADAR", radar.OURS)
-    assert not any(array.any() for array in stops.network.arrays().values())
-    assert terms.untrained(here, "ours", None) is None
-    replayed, live = Mock(return_value=0.5), Mock(return_value=0.75)
-    monkeypatch.setattr(terms, "answer_ms", replayed)
-    monkeypatch.setattr(terms, "measured_answer_ms", live)
-    for _ in range(2):
-        assert terms.priced(here, "a", here.trace, plan) == 0.5
-    trace, policy, costs = replayed.call_args.args
-    assert set(trace.turns["part"]) == {"tune"} and policy is not plan and costs is COSTS
-    assert terms.priced(here, "b", here.trace, None) == 0.0
-    assert terms.priced(dataclasses.replace(here, pair="pair"), "c", here.trace, plan) == 0.75
-    assert live.call_args.args[::2] == ("pair", COSTS)
-    assert replayed.call_count == live.call_count == 1
-    assert terms.runs.read_json(tmp_path / "answers.json") == {"a": 0.5, "b": 0.0, "c": 0.75}
-
-
-@pytest.mark.parametrize(
-    ("job", "key", "choices"),
-    [
-        (Job("Re-SpS", EQUAL, 2), "Re-SpS-1", {"interval": ("tune", "1")}),
-        (Job("LTD", LIVE, 0), "LTD-1", {"width": ("tune", "(2, ())"), "nodes to begin with": None}),
-        (Job("RADAR", EQUAL, 2), "RADAR-1", {"width": None, "nodes to begin with": None}),
-        (Job("ours", EQUAL, 2), "ours-1", {"width": ("tune", "(2, ())")}),
-        (Job("LTD", "paper", 1), "LTD-paper", {"action grid, recipe": ("none", "as in the paper")}),
-        (
-            Job("LTD", "official", 1),
-            "LTD-official",
-            {"action grid, recipe": ("none", "as in its code")},
-        ),
-    ],
-)
-def test_a_job_writes_down_what_was_chosen_for_it(tmp_path, monkeypatch, job, key, choices):
-    here = arena(tmp_path, wide=recording(most_nodes=60), live_prompts=[[1, 2]])
-    policy = Static(1, 0, 1)
-    policy.trained_for = {"deviations": ["counted"]}
-    learned, answers, trials = [], [], []
-    monkeypatch.setattr(terms, "choose", lambda arena, system: {"option": 1})
-    monkeypatch.setattr(terms, "learn", lambda arena, *given: learned.append(given) or policy)
-    monkeypatch.setattr(terms, "priced", lambda arena, *given: answers.append(given) or 0.75)
-    monkeypatch.setattr(terms, "save", lambda policy, folder: trials.append(choices_of(policy)))
-    monkeypatch.setattr(terms, "saved", lambda folder: "kept")
-    assert terms.deviations(here, job) == [], "it is not trained yet"
-    assert terms.train(here, job) == "kept" == terms.train(here, job)
-    option = None if job.terms in ("paper", "official") else here.options(job.system)[1]
-    config = terms.config_of(here, job, option)
-    assert learned == [(job, config, tmp_path / job.folder, 0.75)], "once"
-    assert answers[0][0] == key and answers[0][1] is here.home(job)
-    assert [row["choice"] for row in trials[0]] == list(choices)
-    for row in trials[0]:
-        if choices[row["choice"]] is not None:
-            assert (row["part"], row["value"]) == choices[row["choice"]]
-    assert terms.deviations(here, job) == ["counted"]
 
 
 def test_a_budget_goes_by_how_long_the_last_of_a_kind_took(tmp_path, monkeypatch):
@@ -401,21 +266,6 @@ def test_a_budget_goes_by_how_long_the_last_of_a_kind_took(tmp_path, monkeypatch
     clock.now = 0.0
     found = terms.train_all(here, jobs, 0.1)[1]
     assert found["state"].tolist() == ["found"] * 4, "whatever loading them takes"
-
-
-def test_two_policies_are_kept_side_by_side(tmp_path):
-    tree = dict(depth=4, top_k=3)
-    depth, size = (
-        ltd.DepthPolicy(total_tokens=8, **tree),
-        ltd.SizePolicy(sizes=(1, 4), drafted=4, **tree),
-    )
-    both = ltd.combine(depth.fill_at_random((4,)), size.fill_at_random((4,)))
-    terms.save(both, tmp_path)
-    found = terms.saved(tmp_path)
-    assert [part.settings() for part in found.policies] == [depth.settings(), size.settings()]
-    assert (tmp_path / "policy" / "depth" / "policy.json").is_file()
-    terms.save(depth, tmp_path)
-    assert terms.saved(tmp_path).settings() == depth.settings()
 
 
 def test_the_best_tree_of_a_papers_own_grid(monkeypatch):
