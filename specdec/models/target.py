@@ -184,7 +184,7 @@ class Target(TargetModel):
         layer = families.decoder_layers(self.model, self.num_layers)[tap]
         return layer.register_forward_pre_hook(before_layer, with_kwargs=True)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         tokens: Tensor,
         cache: TreeCache,
@@ -213,7 +213,7 @@ class Target(TargetModel):
         """Several sequences' forwards, those of about the same length as one padded batch."""
         groups: dict[int, list[int]] = {}
         for number, forward in enumerate(forwards):
-            forward.cache.require(len(forward.tokens))  # type: ignore[attr-defined]
+            forward.cache.require(len(forward.tokens))
             # at most as many rows of padding as of tokens
             length = (len(forward.tokens) - 1).bit_length()
             groups.setdefault(length, []).append(number)
@@ -225,7 +225,7 @@ class Target(TargetModel):
 
     def _run_batch(self, forwards: Sequence[TargetForward]) -> list[Rows]:
         if len(forwards) == 1:
-            return [forwards[0].run()]  # type: ignore[list-item]
+            return [forwards[0].run()]
         # 1. tokens and positions side by side, padded on the right with the first position
         masks = [self._mask(forward) for forward in forwards]
         counts = [len(forward.tokens) for forward in forwards]
@@ -233,7 +233,7 @@ class Target(TargetModel):
         tokens = pad([forward.tokens for forward in forwards], batch_first=True)
         positions = pad([mask.positions for mask in masks], batch_first=True)
         # 2. one forward; every sequence keeps its own new rows
-        cache = JoinedCache([forward.cache for forward in forwards], counts)  # type: ignore[misc]
+        cache = JoinedCache([forward.cache for forward in forwards], counts)
         logits = self._logits(tokens, positions, self._masks(masks), cache, 0)
         features = self._features()
         # 3. what belongs to each sequence
@@ -249,7 +249,7 @@ class Target(TargetModel):
 
     def _mask(self, forward: TargetForward) -> TreeMask:
         """Positions of a forward's rows after its cache's, and their visibility."""
-        prefix = len(forward.cache)  # type: ignore[arg-type]
+        prefix = len(forward.cache)
         depth = forward.depth
         if depth is None:
             depth = counting(len(forward.tokens), forward.tokens.device)

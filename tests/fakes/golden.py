@@ -1,4 +1,4 @@
-"""The golden vectors beside the checkout, in `golden` under SPECDEC_SHARED (default ../shared); without them tests skip."""
+"""The golden vectors in `golden` under SPECDEC_SHARED (default ../shared); else tests skip."""
 
 import os
 from pathlib import Path

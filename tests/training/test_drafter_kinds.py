@@ -21,8 +21,6 @@ from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 from specdec.training.drafter.presets import OBJECTIVES, Settings, objective_named
 from specdec.training.drafter.ttt import LossRules, TrainingTimeTest, unroll
 
-from workbook.medusa_tree import static_tree
-
 SETTINGS = Settings(100, steps=30, batch=2, length=48, warmup_steps=2, learning_rate=0.02, passes=1)
 CHAIN = Static(4, 2, 1)
 CHAT = [{"role": "user", "content": "Tell me a story about a fox."}]
@@ -101,8 +99,7 @@ def test_a_drafter_is_taught_and_decodes(tmp_path, name, layers):
     # 3. the text is the target's own
     policies = {"tree": Static(10, 2, 3)}
     if name != "lm":
-        shape = static_tree(pair, prompts[:2], 6, depth=3, max_new_tokens=12)
-        assert shape.verify_nodes == 6 and (0,) in shape.choices and shape.depth <= 2
+        shape = specdec.StaticShape([(0,), (1,), (0, 0), (0, 1)])
         policies["static"] = specdec.Static.of(shape)
     result = audit(pair, prompts[:2], policies, max_new_tokens=16, progress=False)
     assert result.passed and len(result.rows) == 4 * len(policies)

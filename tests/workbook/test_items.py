@@ -94,7 +94,7 @@ def test_all_items_are_listed_and_say_what_is_there(run):
 
 def test_publishing_takes_items_and_the_rows_they_come_from(run, home, monkeypatch):
     items.save("resps/table1", TABLE, sources=[run])
-    items.save("resps/figure1", figures.tau_bars(BARS), sources=[run], data=BARS)
+    items.save("resps/figure1", figures.speedup_bars(BARS), sources=[run], data=BARS)
     assert items.publish()["state"].tolist() == ["published", "published"]
     files = [f"table1.{kind}" for kind in ("md", "csv", "tex", "json")]
     files += [f"figure1.{kind}" for kind in ("svg", "pdf", "png", "csv", "json")]
