@@ -334,29 +334,39 @@ def run(
         untimed = [name for name in waiting if not entries[name].timed]
         if untimed and (jobs is not None or on is not None):
             wave = untimed
-        tasks, keys = [], []
         for name in wave:
             waiting.remove(name)
-            copy = book.copy(entries[name])
-            copy.with_suffix(".json").unlink(missing_ok=True)
-            keys.append(book.key(entries[name], settings[name]))
-            source = book.source(entries[name])
-            alone = len(wave) == 1
-            tasks.append(functools.partial(notebooks.execute, source, copy, settings[name], alone))
-        timed = any(entries[name].timed for name in wave)
-        results = parallel(tasks, on, jobs, timed, desc="notebooks", progress=False)
-        for name, key, (seconds, fault) in zip(wave, keys, results, strict=True):
-            missing = book.unwritten(entries[name], settings[name])
-            if missing and not fault:
-                fault = f"it ran but did not write {', '.join(missing)} as book.yml promises"
+        results = _execute(book, [entries[name] for name in wave], settings, on, jobs)
+        for name, (seconds, fault) in zip(wave, results, strict=True):
             if fault:
                 note(name, "failed", seconds, f"({fault}; see {book.copy(entries[name])})")
-                continue
-            record = {"key": key, "parameters": settings[name], "seconds": seconds}
-            runs.write_json(book.copy(entries[name]).with_suffix(".json"), record)
-            note(name, "done", seconds)
+            else:
+                note(name, "done", seconds)
 
     return pd.DataFrame([outcomes[name] for name in entries])
+
+
+def _execute(book: Book, wave: list[Entry], settings: dict, on, jobs) -> list[tuple[float, str]]:
+    """(seconds, fault) of notebooks that run at the same time; those without fault are recorded."""
+    tasks, keys = [], []
+    for entry in wave:
+        copy = book.copy(entry)
+        copy.with_suffix(".json").unlink(missing_ok=True)
+        keys.append(book.key(entry, settings[entry.name]))
+        given = (book.source(entry), copy, settings[entry.name], len(wave) == 1)
+        tasks.append(functools.partial(notebooks.execute, *given))
+    timed = any(entry.timed for entry in wave)
+    outcomes = []
+    results = parallel(tasks, on, jobs, timed, desc="notebooks", progress=False)
+    for entry, key, (seconds, fault) in zip(wave, keys, results, strict=True):
+        missing = book.unwritten(entry, settings[entry.name])
+        if missing and not fault:
+            fault = f"it ran but did not write {', '.join(missing)} as book.yml promises"
+        if not fault:
+            record = {"key": key, "parameters": settings[entry.name], "seconds": seconds}
+            runs.write_json(book.copy(entry).with_suffix(".json"), record)
+        outcomes.append((seconds, fault))
+    return outcomes
 
 
 def _order(book: Book, entries: dict, settings: dict) -> tuple[dict, TopologicalSorter]:

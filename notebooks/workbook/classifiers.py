@@ -126,6 +126,21 @@ def exported(module: nn.Module) -> Network | heuristics.ResidualNetwork:
     return Network(weights, [arrays["0.bias"], arrays["2.bias"]], "relu")
 
 
+def _fresh(name: str, features: int, levels: int, seed: int) -> nn.Module:
+    """The classifier's network with weights drawn from `seed`."""
+    hidden = HIDDEN[name]
+    module: nn.Module
+    if name == "SpecDec++":
+        module = _Residual(features, hidden, levels)
+    else:
+        module = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+    with seeded(seed, -1):
+        for layer in module.modules():
+            if isinstance(layer, nn.Linear):
+                layer.reset_parameters()
+    return module
+
+
 def fit(
     name: str,
     inputs,
@@ -144,24 +159,17 @@ def fit(
     out_dir/policy. The weights and all random draws come from `seed`. The curve has loss and
     accuracy on the sample by epoch.
     """
-    kind, hidden = KINDS[name], HIDDEN[name]
+    kind = KINDS[name]
     epochs = EPOCHS[name] if epochs is None else epochs
     inputs, labels = np.asarray(inputs), np.asarray(labels)
     # 1. the network; of SpecDec++ the outputs are levels, balanced over (position, level) pairs
-    module: nn.Module
+    module = _fresh(name, inputs.shape[1], labels.shape[-1], seed)
     if name == "SpecDec++":
-        module = _Residual(inputs.shape[1], hidden, labels.shape[1])
         row, column = np.nonzero(labels >= 0)
         labels = labels[row, column] == 1
         inputs = heuristics.unit_features(inputs)
     else:
-        layers = nn.Linear(inputs.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, 1)
-        module = nn.Sequential(*layers)
         row, column = np.arange(len(labels)), np.zeros(len(labels), dtype=int)
-    with seeded(seed, -1):
-        for layer in module.modules():
-            if isinstance(layer, nn.Linear):
-                layer.reset_parameters()
     optimizer = torch.optim.AdamW(module.parameters(), rate)
     # 2. the sample
     sample = balanced(labels, seed)

@@ -388,7 +388,7 @@ def _rows_of_tables(sources: list[runs.Run]) -> collections.Counter:
 def _rank(item: Drawn) -> int:
     """Place of the largest scale of its rows: rows of a toy pair make an item no smaller."""
     levels = ("none", *provenance.LEVELS)
-    scales = [provenance.of([row]).scale for row in item.facts.get("measured", ())]
+    scales = [provenance.scale_of(row) for row in item.facts.get("measured", ())]
     return max(levels.index(scale) for scale in scales or [item.facts.get("scale", "none")])
 
 

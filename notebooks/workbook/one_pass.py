@@ -162,11 +162,11 @@ def less(turns: pd.DataFrame, drafters: Sequence[str]) -> pd.DataFrame:
             sides = []
             for drafter in drafters:
                 sides += [times[drafter, compare.TUNED], times[drafter, method]]
+            columns = pd.concat(sides, axis=1)
             ratio = stats.interval(
-                pd.concat(sides, axis=1),
-                lambda ms: ms[..., 0] / ms[..., 1] / (ms[..., 2] / ms[..., 3]),
+                columns, lambda ms: ms[..., 0] / ms[..., 1] / (ms[..., 2] / ms[..., 3])
             )
-            row = {"machine": machine, "knows": knows, "prompts": ratio.prompts}
+            row = {"machine": machine, "knows": knows, "prompts": len(columns)}
             rows.append(row | stats.spread_of("less", ratio))
     return pd.DataFrame(rows)
 
@@ -184,7 +184,7 @@ def questions(turns: pd.DataFrame, drafters: Sequence[str]) -> pd.DataFrame:
                 ratio = stats.ratio_of_sums(times[drafter, without], times[drafter, knowing])
                 row = {"question": question, "asked by": policies, "machine": machine}
                 row |= {"drafter": drafter, "where": f"{drafter}, {machine}"}
-                row["prompts"] = ratio.prompts
+                row["prompts"] = len(times[drafter, without])
                 rows.append(row | stats.spread_of("worth", ratio))
     return pd.DataFrame(rows)
 

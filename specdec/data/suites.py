@@ -196,6 +196,8 @@ def _from_folder(name: str, folder: Path) -> list[Prompt]:
             continue
         where = f"{path}, line {number + 1}"
         row = json_line(line, where, "every line must be one JSON object")
+        if not isinstance(row, dict):
+            raise SpecdecError(f"{where}: every line must be one JSON object.")
         if name == SUBJECTS and "choices" in row:  # a row of the hub
             prompts.append(_from_row(name, number, row))
             continue

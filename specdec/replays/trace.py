@@ -429,7 +429,8 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
             return None
         files = [checked_file(f"{table}/{shard}") for shard in shards]
         array = stacked([read_columns(file, [column])[column] for file in files])
-        assert len(array) == turns["positions"].sum(), "a table has a row per position"
+        if len(array) != turns["positions"].sum():
+            raise SpecdecError(f"{folder}: rows and positions differ; {ADVICE}.")
         return array
 
     # 3. RADAR's distributions, a file of their own

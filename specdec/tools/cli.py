@@ -396,13 +396,8 @@ def generate_data(args) -> None:
     config = chats.ChatConfig(**settings)
     args.pair = args.drafter = None
     pair = _load(args)
-    files = chats.open_chats(pair, config, args.out, args.folder)
-    missing = total - files.answer_tok
-    if missing > 0:
-        print(chats.estimate_chats(pair, config, missing), file=sys.stderr)
-    if missing > 0 and not args.estimate:
-        end = {"tokens": total, "minutes": args.minutes, "benchmarks": args.folder}
-        files = chats.generate_chats(pair, config, args.out, **end)
+    end = {"tokens": total, "minutes": args.minutes, "benchmarks": args.folder}
+    files = chats.generate_chats(pair, config, args.out, **end)
     counts = ", ".join(f"{name} {count:,}" for name, count in files.counts.items())
     print(f"{args.out} holds {files.answer_tok:,} answer tokens ({counts}).")
 

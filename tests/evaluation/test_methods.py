@@ -16,7 +16,7 @@ REFUSED = {
     "autoregressive:1": "unknown method",
     "engine:60,7,10": "unknown method",
     "eagel3": "did you mean 'eagle3'",
-    "here/nothing": "neither a folder nor one that ships",
+    "here/nothing": "there is no policy",
     "static:8,3": "write static:",
     "static:a,b,c": "write static:",
 }

@@ -29,7 +29,7 @@ def test_drafters_of_one_target_in_one_run(tiny, home):
     assert facts.loc["suffix", "megabytes"] == 0 < facts.loc["lookahead", "extra_rows"]
     # 3. decoded, and replayed where that is possible
     methods = baselines.methods_of(drafters, specdec.TreeConfig(6, 2, 2), 5, 0.2)
-    assert isinstance(methods["suffix"].plan, CopiedTree)
+    assert isinstance(methods["suffix"].policy.plan, CopiedTree)
     assert isinstance(methods[baselines.GATED].policy, CopyGate)
     prompts = {"mine": ["one two three, one two three, one two"]}
     every = {"plain": "autoregressive", **methods}

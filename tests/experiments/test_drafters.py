@@ -14,7 +14,7 @@ from specdec import runs
 from specdec.data.suites import conversation, gather
 from specdec.models.load import shipped_folder
 from specdec.training.drafter import eagle3, networks, presets
-from specdec.training.drafter.chats import ANSWER, Regeneration, conversation_document
+from specdec.training.drafter.chats import Regeneration, conversation_document
 
 from experiments import drafters
 from experiments.drafters import compare_tau, speed_by_accepted
@@ -191,7 +191,7 @@ def test_windows_on_held_out_text_are_those_of_decoding(tiny, monkeypatch):
     for number, rows in start.groupby("text"):
         document = conversation_document(tiny.tokenizer, chats[number + 1])
         ids = document.ids[:60].tolist()
-        written = (document.kind[:60] == ANSWER).tolist()
+        written = document.answer[:60].tolist()
         starts = [slot for slot in range(len(ids) - 3) if all(written[slot + 1 : slot + 4])]
         assert rows["slot"].tolist() == starts
         for slot, accepted in zip(rows["slot"], rows["accepted_tok"], strict=True):

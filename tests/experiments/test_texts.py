@@ -71,7 +71,7 @@ def test_a_policy_learns_from_them_and_the_embedding_is_charged(tiny, recording,
     policy = train_resps(beside, round_costs(), config, out_dir=tmp_path, envs=1, progress=False)
     assert policy.observation_size == 384
     assert replay(beside.select(part="test"), policy, round_costs()).tau >= 1
-    with pytest.raises(SpecdecError, match="holds no embedding"):
+    with pytest.raises(SpecdecError, match="holds no text_state"):
         replay(recording.select(part="test"), policy, round_costs())
     lengths = []
 

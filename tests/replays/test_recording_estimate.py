@@ -28,7 +28,6 @@ def test_the_estimate_is_what_is_written(features, home):
     assert not list(home.rglob("*.parquet")), "an estimate writes nothing"
     recording = record(pair, prompts, progress=False, **settings)
     assert (needed.prompts, needed.turns, needed.positions) == (8, 8, len(recording))
-    assert needed.most_positions == 8 * 23 >= len(recording)
     parts = runs.find("record")[0].directory.rglob("part-*.parquet")
     written = sum(path.stat().st_size for path in parts) / 1e6
     assert 0.5 * written < needed.megabytes < 1.5 * written

@@ -415,7 +415,7 @@ def test_bad_requests_get_one_sentence(first, tmp_path):
     wide = save_drafter(EagleNetwork(config), tmp_path / "wide")
     for objective, start, words in (
         (Ppow(window=60), first, "a window of 60 tokens does not fit"),
-        (Ppow(), wide, "trained on features of width 64"),
+        (Ppow(), wide, "states of 64 numbers"),
         (Supervised(network="medusa"), first, "of kind 'eagle3', not 'medusa'"),
     ):
         assert words in refusal(continued, tmp_path / "new", objective, start, resume=False)

@@ -34,9 +34,9 @@ DIGESTS = {
     "objectives": "3f986952fd6f",
     "texts": "a232387069dd",
     "budgets": "355abc03bf3a",
-    "controllers": "0f2dd6ee5e3d",
+    "controllers": "ef82163db9dc",
     "terms": "531d61a7311d",
-    "rules": "42bb11fcfb8c",
+    "rules": "330c430c159a",
 }
 
 

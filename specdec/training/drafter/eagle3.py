@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,17 +90,8 @@ def train_drafter(
     training.track(run.parts, run.optimizers)
     training.end_at(text.steps)
     run.refresh()
-    # 4. the steps, the first of which tell how long the others take
-    began_s = time.monotonic()
-    timed = training.step + TIMED_STEPS
-
-    def step(number: int, factor: float) -> dict:
-        if number == timed and training.plan["last_step"]:
-            left = training.plan["last_step"] - number
-            print_estimate("training", left, (time.monotonic() - began_s) / TIMED_STEPS)
-        return run.step(number, factor)
-
-    training.run(step, "drafter", settings.rate_factor)
+    # 4. the steps
+    training.run(_timed(run.step, training), "drafter", settings.rate_factor)
     # 5. the result with its last measurement
     run.consider(training.step)
     save_trained(run.result, folder, model)
@@ -109,6 +100,20 @@ def train_drafter(
     results["rate_frac"] = settings.rate_factor(training.step, training.plan["last_step"])
     training.finish(**results)
     return folder
+
+
+def _timed(step: Callable[[int, float], dict], training: TrainingRun) -> Callable:
+    """`step`, the first calls of which tell how long the others take."""
+    began_s = time.monotonic()
+    timed = training.step + TIMED_STEPS
+
+    def timed_step(number: int, factor: float) -> dict:
+        if number == timed and training.plan["last_step"]:
+            left = training.plan["last_step"] - number
+            print_estimate("training", left, (time.monotonic() - began_s) / TIMED_STEPS)
+        return step(number, factor)
+
+    return timed_step
 
 
 def prepared(model, text, objective: Objective, settings, budget: Budget, start_from) -> DrafterRun:

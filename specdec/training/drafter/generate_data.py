@@ -311,7 +311,7 @@ class _Text:
         self.target = target
         self.ids = list(ids)
         self.cache = target.new_cache(room)
-        self.cache.append(opened)
+        self.cache.append(opened, 0, len(opened))
 
     def continued(self, ids: list[int], most: int, stops, temperature: float, rng) -> Generator:
         """At most `most` tokens after `ids`, up to the first of `stops`; reads what is missing."""
