@@ -161,7 +161,6 @@ def fit(
     """
     kind = KINDS[name]
     epochs = EPOCHS[name] if epochs is None else epochs
-    inputs, labels = np.asarray(inputs), np.asarray(labels)
     # 1. the network; of SpecDec++ the outputs are levels, balanced over (position, level) pairs
     module = _fresh(name, inputs.shape[1], labels.shape[-1], seed)
     if name == "SpecDec++":
@@ -179,7 +178,7 @@ def fit(
 
     # 3. the training
     def epoch(number: int, _) -> dict:
-        total, right = 0.0, 0
+        total = right = 0
         with seeded(seed, number):
             order = list(batches(len(truth), batch))
         for part in order:
@@ -200,8 +199,9 @@ def fit(
     classifier.network = exported(module)
     classifier.trained_for = {"examples": len(truth), "epochs": epochs}
     classifier.save(out_dir / "policy")
-    run.finish(**run.table().iloc[-1][["loss", "accuracy"]].to_dict())
-    return classifier, run.table()
+    table = run.table()
+    run.finish(**table.iloc[-1][["loss", "accuracy"]].to_dict())
+    return classifier, table
 
 
 def balanced(labels: np.ndarray, seed: int = 0) -> np.ndarray:

@@ -57,6 +57,10 @@ class Question:
 
     PLAN: answer a TreeConfig, a StaticShape or a CopiedTree. EXTEND: True for one level deeper.
     SIZE: verify_nodes, 0 to `largest`. All that a `View` has can be read from the question.
+
+    >>> size = Question(SIZE, 20, expansions=3, cycle=0, largest=59, plan=None, view=None)
+    >>> size.kind, size.largest
+    ('size', 59)
     """
 
     kind: str
@@ -75,7 +79,14 @@ class Question:
 
 @dataclass(slots=True)
 class Cycle:
-    """One row per draft-and-verify cycle. Times in milliseconds."""
+    """One row per draft-and-verify cycle. Times in milliseconds.
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny")
+    >>> first = specdec.decode(pair, "Hello", specdec.Static(12, 3, 4), max_new_tokens=8).rows[0]
+    >>> first.draft_calls, first.verify_nodes, first.new_tok == first.accepted_tok + 1
+    (4, 11, True)
+    """
 
     cycle: int
     context_tok: int  # committed tokens before the root

@@ -120,6 +120,9 @@ class CopiedTree(Plan):
     """A tree of copied candidates only, which need no forward (n-grams of the text).
 
     total_tokens: the most rows to verify, root included; fewer if the text offers less.
+
+    >>> CopiedTree(12).verify_nodes
+    11
     """
 
     total_tokens: int = 12

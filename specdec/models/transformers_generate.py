@@ -43,9 +43,9 @@ def generate(
 ) -> Tensor:
     """For `model.generate(ids, custom_generate=specdec.generate, drafter=..., policy=...)`.
 
-    Uses transformers' prepared processors, stopping criteria and GenerationConfig.
-    drafter: from `specdec.load_drafter(path, model)`. seed: default from torch's generator. Sampled text equals `specdec.autoregress` with
-    that seed: it has the distribution of plain `generate`, with other random numbers.
+    Uses transformers' prepared processors, stopping criteria and GenerationConfig. drafter: from
+    `specdec.load_drafter(path, model)`. seed: by default from torch's generator. Sampled text
+    equals `specdec.autoregress` with that seed: it has the distribution of plain `generate`.
     transformers keeps two arguments from custom functions. A streamer is bound beforehand:
     `custom_generate=functools.partial(specdec.generate, streamer=streamer)`. Stop strings:
     `stopping_criteria=[StopStringCriteria(tokenizer, ["stop"])]`.

@@ -321,6 +321,9 @@ class DepthConfig(Config, DepthSettings):
 
     def policy(self, training: bool = False) -> DepthPolicy:
         """The policy as it decodes or, training, as it learns."""
+        if self.depth <= self.stride:
+            why = f"with depth={self.depth} and stride={self.stride} it is never asked"
+            raise SpecdecError(f"{why}; draft deeper.")
         return self.made(DepthPolicy, training)
 
 

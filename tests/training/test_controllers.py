@@ -92,7 +92,7 @@ def test_unfit_configs_are_refused(tmp_path):
     shallow = {"depth.depth": 1, "rounds": ltd.ROUNDS[1:2]}
     for train, config, message in (
         (train_resps, "our", "unknown preset"),
-        (train_resps, small_resps("ours", select=True), "part 'tune'"),
+        (train_resps, small_resps("ours", select=True), "no recorded turn is left"),
         (train_ltd, small_ltd("paper", rounds=ltd.ROUNDS[2:]), "trained depth policy"),
         (train_ltd, small_ltd("paper", **shallow), "never asked"),
     ):

@@ -69,9 +69,7 @@ def train_drafter(
         settings, usual = preset(settings)
     objective = objective or usual
     budget = budget or Budget()
-    source = conversations
-    if isinstance(source, list):
-        source = ChatList(source)
+    source = ChatList(conversations) if isinstance(conversations, list) else conversations
     # 2. the run on disk; out_dir may hold the target and its own plan too
     folder = Path(out_dir) / "drafter"
     state_dir = Path(out_dir) / "drafter_training"
