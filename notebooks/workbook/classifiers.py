@@ -155,9 +155,8 @@ def fit(
 ) -> tuple[Learned, pd.DataFrame]:
     """(classifier, curve) of binary cross-entropy over a balanced sample; resumed if interrupted.
 
-    inputs, labels: of the classifier's arrays. policy: its settings; it is saved in
-    out_dir/policy. The weights and all random draws come from `seed`. The curve has loss and
-    accuracy on the sample by epoch.
+    inputs, labels: of the classifier's arrays. policy: its settings; it is saved in out_dir/policy.
+    Weights and draws come from `seed`. The curve has loss and accuracy on the sample by epoch.
     """
     kind = KINDS[name]
     epochs = EPOCHS[name] if epochs is None else epochs
@@ -175,8 +174,8 @@ def fit(
     examples = torch.from_numpy(np.ascontiguousarray(inputs, dtype=np.float32))
     row, column = torch.from_numpy(row[sample]), torch.from_numpy(column[sample])
     truth = torch.from_numpy(labels[sample]).float()
-
     # 3. the training
+
     def epoch(number: int, _) -> dict:
         total = right = 0
         with seeded(seed, number):
