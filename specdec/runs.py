@@ -197,13 +197,6 @@ def replace_folder(place: Path, files: dict[str, Path]) -> Path:
     return Path(place)
 
 
-def need_space(folder: Path, size: int) -> None:
-    """OSError if `folder` has less free space than `size` bytes."""
-    free = shutil.disk_usage(folder).free
-    if free < size:
-        raise OSError(f"{size / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB are free")
-
-
 def write_text(path: Path, text: str) -> Path:
     """Write `text` (UTF-8) atomically."""
     with atomic(path) as temporary:

@@ -94,7 +94,8 @@ class PackedLinear(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
         weight = torch.empty(0, dtype=self.product.weight.dtype)
-        if fn(weight).dtype != weight.dtype or fn(weight).device.type != "cpu":
+        moved = fn(weight)
+        if moved.dtype != weight.dtype or moved.device.type != "cpu":
             raise SpecdecError("weights are packed for the CPU; to change them, use pack=False.")
         return self
 
