@@ -109,7 +109,7 @@ class EagleDrafter(NetworkDrafter):
     def layer(self, step: DraftStep) -> Tensor:
         """States [..., W, H] after the layer."""
         network = self.network
-        embedded = F.embedding(step.tokens, self.embedding.weight)
+        embedded = self.embedding(step.tokens)
         x, residual = network.attention_input(embedded, step.hidden)
         return network.finish(step.attended(*network.midlayer.self_attn.project(x)), residual)
 

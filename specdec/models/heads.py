@@ -235,7 +235,7 @@ class HeadsSession(DraftSession):
     def _children_of(self, tokens: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         """Children of nodes one level below the last ones."""
         self._level += 1
-        embedded = F.embedding(tokens, self.drafter.embedding.weight)
+        embedded = self.drafter.embedding(tokens)
         self._path = self.network.extend(self._path, embedded)
         paths = self._path
         if self.network.config.path is None:

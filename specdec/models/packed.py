@@ -4,12 +4,13 @@ PyTorch re-arranges a weight matrix at every product with few rows, which can co
 product itself. Here that is done once, and the arranged form is the only copy. Layers that read the
 same input (queries, keys and values; gate and up) become one product.
 
-A `PackedLinear` has no parameter, its `weight` is a copy made at every reading, and `state_dict` is
-as before. Training, `load_state_dict` and another dtype or device need pack=False.
+A packed layer has no parameter, and who reads its `weight` gets a plain layer again, so every
+change is seen. `state_dict` is as before. Training all weights needs pack=False.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,54 +18,99 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from torch.nn.modules import module as torch_hooks
 
-from specdec.errors import SpecdecError
 from specdec.models.attention import attend
-from specdec.models.families import setting
 
 # weights of a product from which packing pays. In float32 it costs a tenth of one row's time and
 # saves a sixth of a tree's, in wide products only
 PACKED_FROM = {torch.float32: 1_500_000, torch.bfloat16: 4_096}
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+ROTARY = "apply_rotary_pos_emb"
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class Product:
-    """x [..., I] -> x @ weight.T + bias [..., O], of one matrix [O, I] in its fastest form."""
+    """x [..., I] -> x @ weight.T + bias [..., O], with a weight [O, I] that is packed until read.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None):
+    table: the embedding's weight, if it is this one too.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, table: Tensor | None = None):
+        self.weight = weight.contiguous()
         self.bias = bias
-        self.weight: Tensor = weight.contiguous()
-        self.is_packed = weight.numel() >= PACKED_FROM[weight.dtype]
+        self.table = table
+        self.is_packed = weight.numel() >= PACKED_FROM.get(weight.dtype, sys.maxsize)
         if self.is_packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if not self.is_packed:
-            return F.linear(x, self.weight, self.bias)
-        run = torch.ops.mkldnn._linear_pointwise
-        return run(x, self.weight, self.bias, "none", [], "")
+        if self.is_packed and not x.requires_grad:
+            run = torch.ops.mkldnn._linear_pointwise
+            return run(x, self.weight, self.bias, "none", [], "")
+        return F.linear(x, self.plain(), self.bias)
 
-    def __deepcopy__(self, memo: Any) -> Product:
-        # never written to, and a packed tensor cannot be copied
+    def plain(self) -> Tensor:
+        """The weight as a plain tensor: from now on the only form, since it may be changed."""
+        if self.is_packed:
+            self.weight = self.dense()
+            self.is_packed = False
+        return self.weight
+
+    def dense(self) -> Tensor:
+        """The weight as a plain tensor: a copy while it is packed."""
+        if self.table is not None:
+            return self.table
+        return self.weight.to_dense() if self.is_packed else self.weight
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # of a copy or a pickle; another process packs for its own processor
+        return Product, (self.dense(), self.bias, self.table)
+
+
+class Packed(nn.Module):
+    """Rows [begin, end) of a product, as a module whose weight can be read, changed and saved."""
+
+    def __init__(self, product: Product, begin: int, end: int):
+        nn.Module.__init__(self)
+        self.product = product
+        self.rows = slice(begin, end)
+
+    @property
+    def weight(self) -> Tensor:
+        """[O, I]. Reading it ends the packing, so that no change of it is missed."""
+        return self.product.plain()[self.rows]
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[prefix + "weight"] = self.product.dense()[self.rows]
+        if self.product.bias is not None:
+            destination[prefix + "bias"] = self.product.bias[self.rows]
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
+        with torch.no_grad():
+            self.weight.copy_(state[prefix + "weight"])
+            if self.product.bias is not None:
+                self.product.bias[self.rows].copy_(state[prefix + "bias"])
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Packed:
+        # a product of several layers is moved by the first of them
+        product = self.product
+        sample = torch.empty(0, dtype=product.weight.dtype)
+        moved = fn(sample)
+        if moved.dtype != sample.dtype or moved.device != product.weight.device:
+            product.weight = fn(product.plain())
+            product.bias = None if product.bias is None else fn(product.bias)
+            product.table = None if product.table is None else product.weight
         return self
 
 
-class PackedLinear(nn.Module):
-    """Rows [begin, end) of a product, with the face of an nn.Linear.
+class PackedLinear(Packed, nn.Linear):  # type: ignore[override]
+    """Part of a product, as an nn.Linear."""
 
-    tied: the plain weight that another module holds, for a head tied to its embedding.
-    """
-
-    def __init__(self, product: Product, begin: int, end: int, width: int, tied: Any = None):
-        super().__init__()
-        self.product = product
-        self.rows = slice(begin, end)
+    def __init__(self, product: Product, begin: int, end: int, width: int):
+        super().__init__(product, begin, end)
         self.in_features = width
         self.out_features = end - begin
-        # in a tuple, so that it is no parameter of this module
-        self.tied = (tied,)
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = self.product(x)
@@ -73,31 +119,25 @@ class PackedLinear(nn.Module):
         return outputs[..., self.rows]
 
     @property
-    def weight(self) -> Tensor:
-        """[O, I], a plain copy of the packed rows; the embedding's own weight if tied to it."""
-        if self.tied[0] is not None:
-            return self.tied[0]
-        with torch.no_grad():
-            weight = self.product.weight
-            return (weight.to_dense() if self.product.is_packed else weight)[self.rows]
-
-    @property
-    def bias(self) -> Tensor | None:
+    def bias(self) -> Tensor | None:  # type: ignore[override]
         """[O] or None."""
         bias = self.product.bias
         return None if bias is None else bias[self.rows]
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        destination[prefix + "weight"] = self.weight.detach()
-        if self.bias is not None:
-            destination[prefix + "bias"] = self.bias.detach()
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
-        weight = torch.empty(0, dtype=self.product.weight.dtype)
-        moved = fn(weight)
-        if moved.dtype != weight.dtype or moved.device.type != "cpu":
-            raise SpecdecError("weights are packed for the CPU; to change them, use pack=False.")
-        return self
+class PackedEmbedding(Packed, nn.Embedding):  # type: ignore[override]
+    """The embedding whose weight is also a packed head's."""
+
+    padding_idx = None
+
+    def __init__(self, product: Product):
+        rows, width = product.dense().shape
+        super().__init__(product, 0, rows)
+        self.num_embeddings = rows
+        self.embedding_dim = width
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.product.dense())
 
 
 @torch.no_grad()
@@ -106,7 +146,7 @@ def pack(module: nn.Module) -> None:
 
     Only float32 and bfloat16 weights on a CPU that has the kernels; anything else stays as it is.
     """
-    embeddings = [m.weight for m in module.modules() if isinstance(m, nn.Embedding)]
+    tables: dict[int, Product] = {}
     owners: list[Any] = list(module.modules())
     for owner in owners:
         # 1. layers that read the same input, as one product
@@ -119,13 +159,20 @@ def pack(module: nn.Module) -> None:
         # 2. all others alone
         for name, layer in list(owner.named_children()):
             if can_pack(layer):
-                tied = next((weight for weight in embeddings if weight is layer.weight), None)
                 bias = None if layer.bias is None else layer.bias.detach()
                 rows, width = layer.weight.shape
                 product = Product(layer.weight.detach(), bias)
-                setattr(owner, name, PackedLinear(product, 0, rows, width, tied))
+                tables[id(layer.weight)] = product
+                setattr(owner, name, PackedLinear(product, 0, rows, width))
         # 3. modules of known families with forwards of our own
         replace_forward(owner)
+    # 4. the embedding that shares a head's weight
+    for owner in owners:
+        for name, layer in list(owner.named_children()):
+            if type(layer) is nn.Embedding and id(layer.weight) in tables:
+                product = tables[id(layer.weight)]
+                product.table = layer.weight.detach()
+                setattr(owner, name, PackedEmbedding(product))
 
 
 def can_pack(layer: Any) -> bool:
@@ -155,14 +202,52 @@ def pack_together(owner: nn.Module, names: tuple[str, ...], layers: list[Any]) -
 
 
 def replace_forward(module: Any) -> None:
-    """Give a known module a subclass of its own class with our forward, so that hooks find it."""
-    name = type(module).__name__
-    forwards = {"Attention": attention, "MLP": gated_mlp, "RMSNorm": rms_norm}
+    """Give a module of a known family a subclass of its own class with our forward."""
+    projections = [child for name, child in module.named_children() if name.endswith("_proj")]
+    kind: Any = type(module)
+    is_new = kind.__reduce__ is not reduced
+    if is_new and all(type(projection) is PackedLinear for projection in projections):
+        module.__class__ = packed_class(kind)
+
+
+@functools.cache
+def packed_class(base: Any) -> Any:
+    """A subclass of the same name, so that hooks by class find it; `base` if its family is unknown.
+
+    >>> packed_class(transformers.models.llama.modeling_llama.LlamaMLP).__name__
+    'LlamaMLP'
+    """
+    forwards: dict[str, Any] = {"Attention": attention, "MLP": gated_mlp, "RMSNorm": rms_norm}
     for part, forward in forwards.items():
-        projections = [m for child, m in module.named_children() if child.endswith("_proj")]
-        is_packed = all(type(projection) is PackedLinear for projection in projections)
-        if is_packed and name in [family + part for family in FAMILIES]:
-            module.__class__ = type(name, (type(module),), {"forward": forward})
+        if base.__name__ in [family + part for family in FAMILIES]:
+            kind: Any = type(base.__name__, (base,), {"__reduce__": reduced})
+            kind.forward = unless_patched(base, forward)
+            return kind
+    return base
+
+
+def unless_patched(base: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Our forward, or the family's once that or its rotary embedding was patched."""
+    file = sys.modules[base.__module__]
+    patchable = (base.forward, getattr(file, ROTARY, None))
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_patched = (base.forward, getattr(file, ROTARY, None)) != patchable
+        if is_patched or (forward is attention and self.config._attn_implementation != "sdpa"):
+            return base.forward(self, *args, **kwargs)
+        return forward(self, *args, **kwargs)
+
+    return run
+
+
+def reduced(self: nn.Module) -> tuple[Any, ...]:
+    """How a pickle finds the class again, which no module holds by name."""
+    return renewed, (type(self).__mro__[1],), self.__dict__
+
+
+def renewed(base: Any) -> Any:
+    kind = packed_class(base)
+    return kind.__new__(kind)
 
 
 def rms_norm(self: Any, x: Tensor) -> Tensor:
@@ -177,6 +262,8 @@ def rms_norm(self: Any, x: Tensor) -> Tensor:
 def side_by_side(*layers: Any) -> Product | None:
     """The product of layers that were packed together, or None once one was replaced or hooked."""
     product = getattr(layers[0], "product", None)
+    if torch_hooks._global_forward_hooks or torch_hooks._global_forward_pre_hooks:
+        return None
     for layer in layers:
         if type(layer) is not PackedLinear or layer.product is not product:
             return None
@@ -216,9 +303,9 @@ def attention(
     attention_mask: Tensor | None = None,
     cache: Any = None,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, None]:
     """Projections as one product, rotary embedding of queries and keys at once, attention."""
-    cache = kwargs.pop("past_key_values", cache)
+    cache = kwargs.get("past_key_values", cache)
     # 1. queries, keys and values [B, T, heads, D]
     width = self.head_dim
     projections = (self.q_proj, self.k_proj, self.v_proj)
@@ -242,16 +329,6 @@ def attention(
     value = values.transpose(1, 2)
     if cache is not None:
         key, value = cache.update(key, value, self.layer_idx)
-    # 3. the attention function that the config names now
-    implementation = self.config._attn_implementation
-    if implementation == "sdpa":
-        causal = attention_mask is None and query.shape[2] > 1
-        attended = attend(query, key, value, attention_mask, causal, self.scaling).transpose(1, 2)
-        weights = None
-    else:
-        eager = vars(sys.modules[type(self).__mro__[1].__module__])["eager_attention_forward"]
-        run = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager)
-        window = setting(self, "sliding_window", setting(self.config, "sliding_window"))
-        kwargs |= {"scaling": self.scaling, "sliding_window": window}
-        attended, weights = run(self, query, key, value, attention_mask, dropout=0.0, **kwargs)
-    return self.o_proj(attended.flatten(2)), weights
+    causal = attention_mask is None and query.shape[2] > 1
+    attended = attend(query, key, value, attention_mask, causal, self.scaling)
+    return self.o_proj(attended.transpose(1, 2).flatten(2)), None

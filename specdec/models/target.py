@@ -118,11 +118,12 @@ class Target(TargetModel):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return self.embedding.weight.device  # type: ignore[return-value]
+        return torch.device(self.model.device)
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embedding.weight.dtype  # type: ignore[return-value]
+        dtype: torch.dtype = self.model.dtype
+        return dtype
 
     @property
     def facts(self) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
 """Packed weights are the only copy: the same texts and state dict; changes are not missed."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -8,7 +9,6 @@ from fakes.families import FAMILIES, build, tokens
 from torch import nn
 
 import specdec
-from specdec.errors import SpecdecError
 from specdec.models.fingerprint import describe_pair
 from specdec.models.packed import pack
 
@@ -35,7 +35,7 @@ def test_a_packed_model_gives_the_same_logits_and_state(name, dtype):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_packing_twice_changes_nothing_and_casts_are_refused():
+def test_packing_twice_changes_nothing_and_a_pair_survives_a_pickle_and_a_cast():
     pair = specdec.load_pair("tiny", dtype="float32")
     described = describe_pair(pair)
     text = specdec.decode(pair, "Good morning.", max_new_tokens=24).tokens
@@ -43,7 +43,12 @@ def test_packing_twice_changes_nothing_and_casts_are_refused():
     pack(model)
     assert specdec.decode(pair, "Good morning.", max_new_tokens=24).tokens == text
     assert describe_pair(pair) == described
-    pytest.raises(SpecdecError, model.bfloat16).match("pack=False")
+    restored = pickle.loads(pickle.dumps(pair))
+    assert specdec.decode(restored, "Good morning.", max_new_tokens=24).tokens == text
+    model.double()
+    assert model.lm_head.weight.dtype == torch.float64
+    assert model.float().lm_head.weight.dtype == torch.float32
+    assert specdec.decode(pair, "Good morning.", max_new_tokens=24).tokens == text
 
 
 class Adapter(nn.Module):
@@ -80,8 +85,35 @@ def embedded(model):
     model.set_input_embeddings(words)
 
 
+def edited(model):
+    for name, module in model.named_modules():
+        if name.endswith("_proj"):
+            module.weight.data[::7] *= -2
+
+
+def rows_edited(model):
+    model.get_output_embeddings().weight.data[:200] *= -1
+
+
+def words_edited(model):
+    model.get_input_embeddings().weight.mul_(-1)
+
+
+def loaded(model):
+    weights = model.state_dict()
+    model.load_state_dict({name: -weight for name, weight in weights.items()})
+
+
+def resized(model):
+    model.resize_token_embeddings(model.config.vocab_size + 8)
+    model.get_output_embeddings().weight[:200] *= -1
+
+
+CHANGES = [adapted, normed, hooked, embedded, edited, rows_edited, words_edited, loaded, resized]
+
+
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("change", [adapted, normed, hooked, embedded])
+@pytest.mark.parametrize("change", CHANGES)
 def test_what_is_changed_after_loading_changes_the_text(change, packed):
     pair = specdec.load_pair("tiny", drafter="suffix", dtype="float32", pack=packed)
     before = specdec.autoregress(pair, PROMPT, **SETTINGS).tokens
@@ -97,3 +129,36 @@ def test_what_is_changed_after_loading_changes_the_text(change, packed):
     prompts = [PROMPT, PROMPT[:7]]
     many = specdec.decode_many(pair, prompts, specdec.Static(6, 2, 2), **SETTINGS)
     assert many[0].tokens == text
+
+
+def rotate_wrongly(query, key, cos, sin):
+    return query * sin[:, None], -key
+
+
+def half(self, x):
+    return x / 2
+
+
+PATCHES = [("apply_rotary_pos_emb", rotate_wrongly), ("LlamaMLP.forward", half)]
+
+
+@pytest.mark.parametrize("name, patch", PATCHES)
+def test_a_family_that_is_patched_after_loading_runs_patched(name, patch, monkeypatch):
+    pair = specdec.load_pair("tiny", drafter="suffix", dtype="float32")
+    before = specdec.autoregress(pair, PROMPT, **SETTINGS).tokens
+    monkeypatch.setattr(f"transformers.models.llama.modeling_llama.{name}", patch)
+    plain = specdec.load_pair("tiny", drafter="suffix", dtype="float32", pack=False)
+    text = specdec.autoregress(plain, PROMPT, **SETTINGS).tokens
+    assert text != before
+    assert specdec.autoregress(pair, PROMPT, **SETTINGS).tokens == text
+
+
+def test_hooks_on_all_modules_run():
+    pair = specdec.load_pair("tiny", drafter="suffix", dtype="float32")
+    calls = []
+    hook = torch.nn.modules.module.register_module_forward_hook
+    handle = hook(lambda module, args, output: calls.append(type(module).__name__))
+    specdec.autoregress(pair, PROMPT, max_new_tokens=1, stop_tokens=())
+    handle.remove()
+    layers = pair.target.num_layers
+    assert calls.count("PackedLinear") % (7 * layers + 1) == 0 < len(calls)
