@@ -30,8 +30,8 @@ def attend(
     """Query [B, heads, T, D] over key and value [B, kv heads, M, D] -> [B, heads, T, D].
 
     mask: additive, broadcastable to [B, 1, T, M]; None if all keys are visible. causal: T = M rows
-    in order. On a device of STACKING the heads that share a key head become rows of one product, so that no key is
-    read twice (up to 5 times as fast for one row).
+    in order. On a device of STACKING the heads that share a key head become rows of one product, so
+    that no key is read twice (up to 5 times as fast for one row).
     """
     batch, heads, rows, width = query.shape
     groups = heads // key.shape[1]
