@@ -33,25 +33,6 @@ BYTES = 2.0  # per parameter
 WIDTHS = (1, 2, 4, 8, 10, 16, 20, 32, 64, 96, 128, 192, 256, 288, 320, 384, 512)
 
 
-def _forward_ms(
-    rows: np.ndarray,
-    weights: float,
-    depth: int,
-    hidden: int,
-    kv_frac: float,
-    bytes_per_ms: float,
-    flop_per_ms: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    """(ms at context 0, ms per context token) of one forward over `rows` rows, without launches."""
-    # 1. the weights are read, while rows are multiplied
-    read_ms = weights * BYTES / bytes_per_ms
-    weights_ms = np.maximum(read_ms, 2 * weights * rows / flop_per_ms)
-    # 2. per context token, keys and values are read, or attended to
-    cached = 2 * hidden * kv_frac * BYTES * depth / bytes_per_ms
-    attending = 4 * hidden * depth * rows / flop_per_ms
-    return weights_ms, np.maximum(cached, attending)
-
-
 @door
 def roofline(
     parameters: float,
@@ -83,23 +64,30 @@ def roofline(
     if min(sizes) <= 0:
         raise SpecdecError(f"a roofline needs sizes and rates above 0; got {sizes}.")
 
+    bytes_per_ms = bandwidth_gb_per_s * 1e6
+    flop_per_ms = tflop_per_s * 1e9
+
     def forward(rows: np.ndarray, weights: float, depth: int) -> tuple[np.ndarray, np.ndarray]:
-        rates = (bandwidth_gb_per_s * 1e6, tflop_per_s * 1e9)
-        base, per_tok = _forward_ms(rows, weights, depth, hidden, kv_frac, *rates)
-        return base + launch_ms_per_layer * depth, per_tok
+        # 1. the weights are read, while rows are multiplied
+        read_ms = weights * BYTES / bytes_per_ms
+        weights_ms = np.maximum(read_ms, 2 * weights * rows / flop_per_ms)
+        # 2. per context token, keys and values are read, or attended to
+        cached = 2 * hidden * kv_frac * BYTES * depth / bytes_per_ms
+        attending = 4 * hidden * depth * rows / flop_per_ms
+        return weights_ms + launch_ms_per_layer * depth, np.maximum(cached, attending)
 
     nodes = np.unique([0, *np.round(np.geomspace(1, MOST_NODES, 40)).astype(int)])
     verify, verify_per_tok = forward(nodes + 1, parameters, layers)
     expand, expand_per_tok = forward(np.array(WIDTHS), drafter_parameters, 1)
     root, root_per_tok = forward(np.ones(len(WIDTHS)), drafter_parameters, 1)
-    sizes_text = f"{parameters:.3g} + {drafter_parameters:.3g} parameters"
-    launches = f"{launch_ms_per_layer:g} ms of launches per layer and {draft_host_ms:g} ms of host"
+    weights = f"{parameters:.3g} + {drafter_parameters:.3g} parameters"
     gpu = f"{bandwidth_gb_per_s:g} GB/s, {tflop_per_s:g} TFLOP/s"
-    facts = f"{sizes_text}, {gpu}, {launches} work per draft forward (assumed)"
+    host = f"{launch_ms_per_layer:g} ms of launches per layer and {draft_host_ms:g} ms of host"
+    assumed = f"{host} work per draft forward (assumed)"
     return CostModel(
         name,
         "roofline",
-        f"roofline, not measured: {facts}.",
+        f"roofline, not measured: {weights}, {gpu}, {assumed}.",
         widths=WIDTHS,
         root=root + draft_host_ms,
         root_per_tok=root_per_tok,

@@ -11,7 +11,7 @@ import torch
 from fakes.pairs import bigram_pair, shared_bigrams, shared_pair
 from fakes.traces import round_costs
 
-from specdec.core.clock import counted_by
+from specdec.core.clock import Clock, counted_by
 from specdec.core.decode import turn
 from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
@@ -20,7 +20,7 @@ from specdec.core.verification import Picker
 from specdec.costs import calibrate as calibrate_module
 from specdec.costs import measure
 from specdec.costs.calibrate import Calibration, by_setting, calibrate, fit
-from specdec.costs.measure import MarkedClock, Timings, TreeSampler
+from specdec.costs.measure import Timings, TreeSampler, stretches
 from specdec.costs.model import CostModel
 from specdec.models.ngrams import HybridDrafter
 
@@ -85,9 +85,8 @@ class Rows:
         level_ms = TRUE.expand_ms(top_k, context, rows)
         levels = [self.timed(level_ms + TRUE.first_ms * (n == 0)) for n in range(expansions)]
         row["total_ms"] = sum(row.values()) + sum(levels)
-        row["first_ms"] = levels[0] if expansions > 1 else np.nan
-        row["expand_ms"] = np.mean(levels[1:-1]) if expansions > 2 else np.nan
-        row["last_ms"] = levels[-1]
+        row["first_ms"] = levels[0]
+        row["expand_ms"] = np.mean(levels[1:]) if expansions > 1 else np.nan
         # 2. the shape
         row.update(place=place, context_tok=context, top_k=top_k, rows=rows)
         row.update(expansions=expansions, verify_nodes=nodes)
@@ -259,35 +258,38 @@ def test_a_model_far_off_warns():
 
 @pytest.mark.parametrize("tree", [(1, 0, 2), (3, 0, 2), (7, 1, 2), (20, 4, 3)])
 def test_stretches_leave_nothing_out(tree):
-    clock = MarkedClock()
+    clock = Clock()
     moments = (number**2 / 1e3 for number in itertools.count())
     clock.now = lambda: next(moments)  # no two stretches take the same time
     rows = []
 
     class Watching(Static):
         def observe(self, cycle):
-            parts = clock.stretches(cycle.expansions, cycle.total_ms)
-            rows.append((cycle, parts, np.diff(clock.marks[1:-1]) * 1e3))
+            parts = stretches(clock, cycle.total_ms)
+            rows.append((cycle, parts, [1e3 * end for _, end in clock.laps["draft"]]))
 
     policy = Watching(*tree)
     ids = torch.tensor([1, 2, 3])
     engine = LiveEngine(shared_bigrams(), ids, 12, policy.limits, Picker(), clock=clock)
     with engine.inference():
         assert len(list(turn(engine, policy))) == len(rows) + 1 > 1
-    for cycle, parts, levels in rows:
-        if cycle.expansions:
-            beyond = parts["root_ms"] + parts["verify_ms"] + parts["rest_ms"]
-            assert beyond + levels.sum() == pytest.approx(cycle.total_ms)
-            assert levels[-1] == pytest.approx(parts["last_ms"])
+    for cycle, parts, ends in rows:
+        levels = np.diff(ends)
+        beyond = np.nan_to_num(parts["root_ms"]) + parts["verify_ms"] + parts["rest_ms"]
+        assert beyond + levels.sum() == pytest.approx(cycle.total_ms)
+        assert np.isnan(parts["root_ms"]) == (tree[0] == 1)
+        if len(levels) > 1:
+            assert parts["first_ms"] == pytest.approx(levels[0])
+            assert parts["expand_ms"] == pytest.approx(levels[1:].mean())
         else:
-            assert np.isnan([parts["root_ms"], parts["last_ms"], parts["expand_ms"]]).all()
+            assert np.isnan(parts["expand_ms"])
 
 
 def test_dealt_trees_are_legal_and_cover_the_grid():
     shapes = TreeSampler((1, 2, 4, 10), (0, 1, 5, 30, 100), 6, random.Random(3))
-    assert not shapes.complete(2)
     bands = shapes.bands()
     assert bands == [(0, 1, 5), (30,), (100,)]
+    covered = set()
     for number in range(400):
         band = bands[number // 2 % len(bands)]
         tree = shapes.grid(number % 2, band)
@@ -296,7 +298,9 @@ def test_dealt_trees_are_legal_and_cover_the_grid():
         for dealt in (tree, shapes.free()):
             assert dealt.verify_nodes <= min(dealt.pool_size, 100)
             assert dealt.widest <= dealt.top_k <= 10 and dealt.depth <= 6
-    assert shapes.complete(2) and not shapes.complete(3)
+        covered |= {(number % 2, "nodes", tree.verify_nodes), (number % 2, "top_k", tree.top_k)}
+        covered.add((number % 2, "rows", tree.widest))
+    assert len(covered) == 2 * (5 + 4 + 4)
 
 
 def test_copies_are_not_timed():
