@@ -41,7 +41,7 @@ def counted_by(counter: Callable[[], float]) -> Iterator[None]:
 def by_processor_time(used: bool) -> AbstractContextManager[None]:
     """Inside this block decoding is timed by the processor time of this process, if `used`.
 
-    For machines that other processes keep busy. Use one CPU thread: waiting threads count as busy.
+    For busy machines. Use one CPU thread: waiting threads count as busy.
     """
     return counted_by(time.process_time if used else _counter.get())
 

@@ -12,7 +12,6 @@ from specdec.errors import SpecdecError, check_integer
 
 GIB = 1 << 30
 MOST_TREE_BYTES = 4 * GIB  # no machine handles more per cycle in a reasonable time
-SMALL_BYTES = 64 << 20  # below this the system is not asked
 NODE_BYTES = 40  # token, parent, depth, score and rank of a candidate
 Beam = tuple[int, ...]  # nodes to expand per level
 
@@ -96,7 +95,6 @@ class TreeConfig(Plan):
 
     @property
     def pool_size(self) -> int:
-        """Candidates the drafter offers."""
         return pool_size(self.depth, self.top_k, self.beam)
 
     @property
@@ -201,18 +199,12 @@ def refuse_tree(total_tokens: int, candidates: int) -> None:
         )
 
 
-def check_memory(
-    what: str,
-    size: int,
-    device: torch.device | str = "cpu",
-    advice: str = "lower max_new_tokens, shorten the prompt or use a smaller tree",
-) -> None:
+def check_memory(what: str, size: int, device: torch.device | str = "cpu") -> None:
     """SpecdecError if `size` bytes for `what` exceed the free memory of `device`."""
-    if size <= SMALL_BYTES:
-        return
     free = free_bytes(device)
     if free is not None and size > free:
         sizes = f"{size / GIB:,.1f} GiB and {free / GIB:,.1f} GiB are free"
+        advice = "lower max_new_tokens, shorten the prompt or use a smaller tree"
         raise SpecdecError(f"{what} takes {sizes}; {advice}.")
 
 
