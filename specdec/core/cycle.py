@@ -191,6 +191,5 @@ def checked_size(answer: Any, largest: int) -> int:
         nodes = operator.index(answer)
         if 0 <= nodes <= largest:
             return nodes
-    raise SpecdecError(
-        f"a policy must answer SIZE with an integer from 0 to {largest}, got {answer!r}."
-    )
+    legal = f"an integer from 0 to {largest}"
+    raise SpecdecError(f"a policy must answer SIZE with {legal}, got {answer!r}.")

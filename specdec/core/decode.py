@@ -10,6 +10,7 @@ The baseline, `autoregress`, uses the same target, cache and picker, one token a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -200,11 +201,10 @@ def chat(
         for text in turns:
             messages.append({"role": "user", "content": text})
             if plain:
-                answer = autoregress(pair, messages, **settings)
+                answers.append(autoregress(pair, messages, **settings))
             else:
-                answer = decode(pair, messages, policy, **settings)
-            messages.append({"role": "assistant", "content": answer.text})
-            answers.append(answer)
+                answers.append(decode(pair, messages, policy, **settings))
+            messages.append({"role": "assistant", "content": answers[-1].text})
     return answers
 
 
@@ -219,11 +219,10 @@ def ids_of_all(
     all_ids = []
     for name, prompt in zip(names or range(len(prompts)), prompts, strict=True):
         try:
-            ids = pair.ids_of(prompt, raw)
-            check_lengths(len(ids), new_tok, pair.target.position_limit)
+            all_ids.append(pair.ids_of(prompt, raw))
+            check_lengths(len(all_ids[-1]), new_tok, pair.target.position_limit)
         except SpecdecError as error:
             raise SpecdecError(f"prompt {name}: {error}") from None
-        all_ids.append(ids)
     return all_ids
 
 
@@ -335,33 +334,30 @@ def drive(turns: Iterable[Generator[Any, Any, T]], rows: int) -> Iterator[tuple[
     waiting = enumerate(turns)
     running: dict[int, Generator[Any, Any, T]] = {}
     forwards: dict[int, Forward] = {}  # what each running turn waits for
-
-    def proceed(number: int, result: Any = None) -> Iterator[tuple[int, T]]:
-        """Run a turn to its next forward. Yields (number, value) if it has ended."""
-        try:
-            item = running[number].send(result)
-            while not isinstance(item, Forward):
-                item = next(running[number])
-            forwards[number] = item
-        except StopIteration as ended:
-            del running[number]
-            forwards.pop(number, None)
-            yield number, ended.value
-
     while True:
         # 1. free places are taken over at once
-        while len(running) < rows:
-            number, new_turn = next(waiting, (-1, None))
-            if new_turn is None:
-                break
+        replies: dict[int, Any] = {}
+        for number, new_turn in itertools.islice(waiting, rows - len(running)):
             running[number] = new_turn
-            yield from proceed(number)
+            replies[number] = None
         if not running:
             return
 
         # 2. all drafts together; when none is left, one forward of the target for all turns
-        numbers = [n for n, forward in forwards.items() if not isinstance(forward, TargetForward)]
-        numbers = numbers or list(forwards)
-        results = together([forwards[number] for number in numbers])
-        for number, result in zip(numbers, results, strict=True):
-            yield from proceed(number, result)
+        if not replies:
+            drafts = [n for n, item in forwards.items() if not isinstance(item, TargetForward)]
+            numbers = drafts or list(forwards)
+            results = together([forwards[number] for number in numbers])
+            replies = dict(zip(numbers, results, strict=True))
+
+        # 3. these turns run to their next forward, or end
+        for number, reply in replies.items():
+            try:
+                item = running[number].send(reply)
+                while not isinstance(item, Forward):
+                    item = next(running[number])
+                forwards[number] = item
+            except StopIteration as ended:
+                del running[number]
+                forwards.pop(number, None)
+                yield number, ended.value

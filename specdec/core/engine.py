@@ -263,7 +263,9 @@ class LiveEngine:
         if not (self._plan.verify_nodes and len(self._copied)):
             return None
         if self._merged is None or self._merged.size != self.growing.size:
-            self._merged = Merged(self.growing.pool(), self._copied)
+            tree = self.growing.whole()
+            drafted = (tree.token.tolist(), tree.parent.tolist(), tree.score.tolist())
+            self._merged = Merged(*drafted, self._copied)
         return self._merged
 
     # The state that the cycle and policies read (`records.View`).

@@ -30,8 +30,8 @@ LOOKS = {
 class Pair:
     """A target and its drafter.
 
-    tokenizer: as in transformers. stop_tokens: the ids that end a text. source: the arguments of `load_pair`; None for a model in
-    memory. tree: the tree tuned for this pair; None: see `usual_tree`.
+    tokenizer: as in transformers. stop_tokens: the ids that end a text. source: the arguments of
+    `load_pair`; None for a model in memory. tree: the one tuned for this pair (`usual_tree`).
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny")
@@ -50,11 +50,8 @@ class Pair:
     @property
     def usual_tree(self) -> TreeConfig:
         """The tree used without a policy: the tuned one, else a small one on a CPU or EAGLE-3's."""
-        if self.tree is not None:
-            return self.tree
-        if torch.device(self.target.device).type == "cpu":
-            return CPU_TREE
-        return TREES["eagle3"]
+        on_cpu = torch.device(self.target.device).type == "cpu"
+        return self.tree or (CPU_TREE if on_cpu else TREES["eagle3"])
 
     @contextlib.contextmanager
     def inference(self, plain: bool = False) -> Iterator[None]:
@@ -83,10 +80,8 @@ class Pair:
     def needed_drafter(self) -> Drafter:
         """The drafter; SpecdecError where there is none."""
         if self.drafter is None:
-            raise SpecdecError(
-                "this pair has no drafter; load one with load_pair(target=..., drafter=...) or use "
-                "autoregress()."
-            )
+            advice = "load one with load_pair(target=..., drafter=...) or use autoregress()"
+            raise SpecdecError(f"this pair has no drafter; {advice}.")
         return self.drafter
 
     def ids_of(self, prompt: Prompt, raw: bool = False) -> list[int]:
@@ -135,15 +130,13 @@ class Pair:
         for message in messages:
             content = message.get("content")
             if not isinstance(content, str) or "role" not in message:
-                raise SpecdecError(
-                    'chat messages are a list of {"role": ..., "content": text}, got '
-                    f"{reprlib.repr(message)}."
-                )
+                form = '{"role": ..., "content": text}'
+                wrong = reprlib.repr(message)
+                raise SpecdecError(f"chat messages are a list of {form}, got {wrong}.")
             check_text("a chat message", content)
         if not self.chats:
-            raise SpecdecError(
-                f"the tokenizer of {self.name!r} has no chat template; pass text or token ids."
-            )
+            why = f"the tokenizer of {self.name!r} has no chat template"
+            raise SpecdecError(f"{why}; pass text or token ids.")
         from jinja2 import TemplateError
 
         try:
@@ -163,10 +156,8 @@ def _integers(prompt: Any) -> list[int]:
             values = values[0]
         return [operator.index(value) for value in values]
     except TypeError:
-        raise SpecdecError(
-            "a prompt is text, token ids (a list or 1-D tensor) or a list of chat messages; got "
-            f"{reprlib.repr(prompt)}."
-        ) from None
+        kinds = "text, token ids (a list or 1-D tensor) or a list of chat messages"
+        raise SpecdecError(f"a prompt is {kinds}; got {reprlib.repr(prompt)}.") from None
 
 
 def html(generation: Any) -> str:

@@ -124,10 +124,7 @@ class TargetModel:
         ancestors: Tensor | None = None,
         last_only: bool = False,
     ) -> TargetRows:
-        """One forward over T new rows. tokens int64 [T].
-
-        A tree gives depth int64 [T] and ancestors bool [T, T].
-        """
+        """One forward over T new rows: tokens, depth int64 [T], ancestors bool [T, T] of a tree."""
         raise NotImplementedError
 
     def run_together(self, forwards: Sequence[TargetForward]) -> Sequence[TargetRows]:

@@ -112,7 +112,7 @@ class DraftTree:
         return self.lineage()[leaf, : int(self.depth.max()) + 1]
 
     def select(self, keep: Tensor) -> DraftTree:
-        """The tree of the nodes `keep`, as in `GrowingTree.select`."""
+        """The tree of the nodes `keep`, int64 [K], ascending, root first, with their parents."""
         parent = torch.searchsorted(keep, self.parent[keep])
         parent[0] = -1
         return DraftTree(self.token[keep], parent, self.depth[keep], self.score[keep], self.levels)
@@ -208,15 +208,21 @@ class GrowingTree:
         self._scores.append((scores[:, None] + log_probs).flatten())
         self._choice = (beam, chosen)
 
-    def pool(self) -> Pool:
-        """The candidates as lists."""
-        tokens = torch.cat(self._tokens).tolist()
-        scores = torch.cat((self._root_score, *self._scores)).tolist()
-        return Pool(tokens, scores, torch.cat(self._expanded)[1:].tolist(), max(1, self.top_k))
-
     def whole(self) -> DraftTree:
-        """Every candidate as a tree (for recordings and views)."""
-        return self.select(counting(self.size, self._root.device))
+        """Every candidate as a tree."""
+        children = max(1, self.top_k)
+        parent = torch.cat(self._expanded)[1:].repeat_interleave(children)
+        depth = torch.cat(self._depths)[1:].repeat_interleave(children)
+        return DraftTree(
+            torch.cat(self._tokens),
+            torch.cat((self._root - 1, parent)),
+            torch.cat((self._root, depth)),
+            torch.cat((self._root_score, *self._scores)),
+            self.level,
+        )
+
+    def select(self, keep: Tensor) -> DraftTree:
+        return self.whole().select(keep)
 
     def prune(self, verify_nodes: int) -> DraftTree:
         """The root and the best `verify_nodes` candidates by score (EAGLE-2's re-rank)."""
@@ -224,17 +230,6 @@ class GrowingTree:
             return self.select(self._root)
         best = self.scores.sort(descending=True, stable=True).indices[:verify_nodes]
         return self.select(torch.cat((self._root, best.sort().values + 1)))
-
-    def select(self, keep: Tensor) -> DraftTree:
-        """The tree of the pool's nodes `keep`, int64 [K], ascending, root first, with parents."""
-        # the root's own row is the first
-        row = torch.div(keep - 1, max(1, self.top_k), rounding_mode="floor") + 1
-        parent = torch.searchsorted(keep, torch.cat(self._expanded)[row])
-        depth = torch.cat(self._depths)[row]
-        parent[0] = -1
-        token = torch.cat(self._tokens)[keep]
-        score = torch.cat((self._root_score, *self._scores))[keep]
-        return DraftTree(token, parent, depth, score, self.level)
 
 
 @dataclass(frozen=True)
@@ -266,35 +261,22 @@ class Trie:
         return Trie(*zip(*rows, strict=True)) if rows else Trie()
 
 
-@dataclass(frozen=True)
-class Pool:
-    """Drafted candidates as lists, root first; each `expanded` node in turn has top_k of them."""
-
-    tokens: Sequence[int]
-    scores: Sequence[float]
-    expanded: Sequence[int] = ()
-    top_k: int = 1
-
-
 class Merged:
-    """A pool and a trie as one list of candidates: the pool's nodes, then the trie's own.
+    """Drafted candidates and a trie as one list: the drafted nodes, then the trie's own.
 
     An edge in both gets the larger of its two probabilities, which also raises the trie's nodes
-    below it. size: nodes of the pool, root included.
+    below it. tokens, parents, scores: of the drafted nodes, root first; size: how many they are.
     """
 
-    def __init__(self, pool: Pool, trie: Trie):
-        self.size = len(pool.tokens)
-        self.tokens = list(pool.tokens)
-        self.scores = list(pool.scores)
-        self.parents = [-1]
+    def __init__(self, tokens: list[int], parents: list[int], scores: list[float], trie: Trie):
+        self.size = len(tokens)
+        self.tokens = list(tokens)
+        self.parents = list(parents)
+        self.scores = list(scores)
         self._child: dict[tuple[int, int], int] = {}
-        # 1. the pool's nodes; of children with one token the first counts
-        for parent in pool.expanded:
-            for _ in range(pool.top_k):
-                node = len(self.parents)
-                self.parents.append(parent)
-                self._child.setdefault((parent, self.tokens[node]), node)
+        # 1. the drafted nodes; of children with one token the first counts
+        for node in range(1, self.size):
+            self._child.setdefault((parents[node], tokens[node]), node)
 
         # 2. the trie's nodes, each below the place of its parent
         places = [0]
@@ -308,7 +290,7 @@ class Merged:
                 self.parents.append(above)
                 self.scores.append(self.scores[above] + step)
             elif node < self.size:
-                step = max(step, pool.scores[node] - pool.scores[above])
+                step = max(step, scores[node] - scores[above])
                 self.scores[node] = max(self.scores[node], self.scores[above] + step)
             places.append(node)
 

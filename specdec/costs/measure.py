@@ -129,10 +129,8 @@ class TreeSampler:
         # 1. children and rows that offer so many nodes
         widths = [k for k in self.top_ks if pool_size(self.depth, k) >= nodes]
         top_k = self._rarest([k for k in widths if k <= WIDEST * nodes] or widths, (place, "top_k"))
-        enough = []
-        for rows in self.top_ks:
-            if rows <= top_k and pool_size(self.depth, top_k, (rows,)) >= nodes:
-                enough.append(rows)
+        narrow = [rows for rows in self.top_ks if rows <= top_k]
+        enough = [rows for rows in narrow if pool_size(self.depth, top_k, (rows,)) >= nodes]
         rows = self._rarest(enough, (place, "rows"))
         # 2. a depth; deeper drafts than nodes leave other caches, and are not used
         fewest = max(1, -(-(nodes - top_k) // (top_k * rows)))
@@ -166,7 +164,7 @@ class AskingPolicy(Static):
     asks = frozenset({SIZE})
 
     def answer(self, question: Question) -> int:
-        return min(self.plan.verify_nodes, question.largest)
+        return question.largest
 
 
 class Measurements:
@@ -228,7 +226,6 @@ class Measurements:
         self.timings = Timings()
         self.trees.dealt = Counter()
         self.engines: dict[int, LiveEngine] = {}
-        self.plain: dict[int, Any] = {}
         self.turns = 0
 
     def _round(self) -> list[tuple[Callable[[Any], None], Any]]:
@@ -289,34 +286,31 @@ class Measurements:
         return settled
 
     def steps(self, place: int) -> None:
-        """Plain steps at the context `place`, in a turn that restarts at the end of its buffer."""
+        """Plain steps after a prompt of the context `place`."""
         target: Any = self.pair.target
+        prompt = torch.tensor(self._prompt(self.contexts[place]), device=target.device)
+        length = len(prompt)
+        # one mean a row: its first steps are slower and would look interrupted
+        spent_ms = []
         with target.inference(taps=False):
-            # 1. the open turn of this context, or a new one
-            buffer, length, cache = self.plain.get(place, ((), 0, None))
-            if length + SETTLING + STEPS >= len(buffer):
-                prompt = torch.tensor(self._prompt(self.contexts[place]), device=target.device)
-                length = len(prompt)
-                buffer = torch.zeros(length + GROWTH_TOK, dtype=torch.long, device=target.device)
-                buffer[:length] = prompt
-                cache = target.new_cache(len(buffer))
-                rows = target.forward(prompt, cache, last_only=True)
-                buffer[length] = self.picker.pick(rows.logits[-1], prompt)
-            # 2. steps, of which the first ones do not count
-            spent_ms = []
-            for _ in range(SETTLING + STEPS):
+            ids = torch.cat((prompt, prompt.new_zeros(SETTLING + STEPS + 1)))
+            cache = target.new_cache(len(ids))
+            rows = target.forward(prompt, cache, last_only=True)
+            ids[length] = self.picker.pick(rows.logits[-1], prompt)
+            for end in range(length + 1, len(ids)):
                 self.clock.wait()
                 begin = self.clock.now()
-                rows = target.forward(buffer[length : length + 1], cache, last_only=True)
-                buffer[length + 1] = self.picker.pick(rows.logits[-1], buffer[: length + 1])
+                rows = target.forward(ids[end - 1 : end], cache, last_only=True)
+                ids[end] = self.picker.pick(rows.logits[-1], ids[:end])
                 self.clock.wait()
                 spent_ms.append(1e3 * (self.clock.now() - begin))
-                length += 1
-            # 3. one mean a row: its first steps are slower and would look interrupted
-            step_ms = float(np.mean(spent_ms[SETTLING:]))
-            row = {"place": place, "context_tok": length - (STEPS + 1) / 2, "ms": step_ms}
-            self.timings.steps.append(row)
-            self.plain[place] = (buffer, length, cache)
+        context_tok = length + SETTLING + (STEPS - 1) / 2
+        row = {
+            "place": place,
+            "context_tok": context_tok,
+            "ms": float(np.mean(spent_ms[SETTLING:])),
+        }
+        self.timings.steps.append(row)
 
     def questions(self, place: int) -> None:
         """Ask a policy questions at the context `place`."""

@@ -183,14 +183,9 @@ class CostModel:
     def batched(self, texts: int) -> CostModel:
         """The model of a cycle shared by `texts` texts (`decode_many`), computed, not measured.
 
-            verify_ms(V) = that of one text's tree with as many rows, texts * (V + 1) - 1 nodes
-            context, host work (of plain steps as well) and questions count once per text
-            expansions: tables of texts * k rows, continued
-
-        >>> from specdec.costs.profiles import profile
-        >>> eight = profile("ltd-a100-vicuna-13b").batched(8)
-        >>> float(eight.step_ms(0)), round(float(eight.verify_ms(15, 0)), 1)  # 8, 128 rows
-        (33.3, 35.8)
+        verify_ms(V) = that of one text's tree with as many rows, texts * (V + 1) - 1 nodes
+        context, host work (of plain steps as well) and questions count once per text
+        expansions: tables of texts * k rows, continued
         """
         check_integer("texts", texts, 1)
         assert self.texts == 1, "a batch starts from the costs of one text"

@@ -1,6 +1,4 @@
-"""Cost models of other machines: published measurements (published.yml), and a roofline for other
-GPUs. PROFILES holds both.
-"""
+"""Cost models of other machines: published measurements (published.yml) and a GPU's roofline."""
 
 from __future__ import annotations
 
@@ -55,22 +53,19 @@ def roofline(
     for r rows in 16-bit numbers. parameters: those multiplied per row, so no embeddings. The
     drafter has one layer. kv_frac: width of keys and values over `hidden` (grouped heads).
 
-    >>> gpu = dict(bandwidth_gb_per_s=1000, tflop_per_s=100)
-    >>> costs = roofline(1e9, 1e8, layers=10, hidden=1000, **gpu)
+    >>> costs = roofline(1e9, 1e8, layers=10, hidden=1000, bandwidth_gb_per_s=1000, tflop_per_s=100)
     >>> float(costs.step_ms(0)), float(costs.verify_ms(199, 0))  # reading 2 GB; arithmetic
     (2.0, 4.0)
     """
     sizes = (parameters, drafter_parameters, bandwidth_gb_per_s, tflop_per_s, layers, hidden)
     if min(sizes) <= 0:
         raise SpecdecError(f"a roofline needs sizes and rates above 0; got {sizes}.")
-
     bytes_per_ms = bandwidth_gb_per_s * 1e6
     flop_per_ms = tflop_per_s * 1e9
 
     def forward(rows: np.ndarray, weights: float, depth: int) -> tuple[np.ndarray, np.ndarray]:
         # 1. the weights are read, while rows are multiplied
-        read_ms = weights * BYTES / bytes_per_ms
-        weights_ms = np.maximum(read_ms, 2 * weights * rows / flop_per_ms)
+        weights_ms = np.maximum(weights * BYTES / bytes_per_ms, 2 * weights * rows / flop_per_ms)
         # 2. per context token, keys and values are read, or attended to
         cached = 2 * hidden * kv_frac * BYTES * depth / bytes_per_ms
         attending = 4 * hidden * depth * rows / flop_per_ms
@@ -80,14 +75,13 @@ def roofline(
     verify, verify_per_tok = forward(nodes + 1, parameters, layers)
     expand, expand_per_tok = forward(np.array(WIDTHS), drafter_parameters, 1)
     root, root_per_tok = forward(np.ones(len(WIDTHS)), drafter_parameters, 1)
-    weights = f"{parameters:.3g} + {drafter_parameters:.3g} parameters"
     gpu = f"{bandwidth_gb_per_s:g} GB/s, {tflop_per_s:g} TFLOP/s"
-    host = f"{launch_ms_per_layer:g} ms of launches per layer and {draft_host_ms:g} ms of host"
-    assumed = f"{host} work per draft forward (assumed)"
+    sheet = f"{parameters:.3g} + {drafter_parameters:.3g} parameters, {gpu}"
+    host = f"{launch_ms_per_layer:g} ms of launches per layer and {draft_host_ms:g} ms of host work"
     return CostModel(
         name,
         "roofline",
-        f"roofline, not measured: {weights}, {gpu}, {assumed}.",
+        f"roofline, not measured: {sheet}, {host} per draft forward (assumed).",
         widths=WIDTHS,
         root=root + draft_host_ms,
         root_per_tok=root_per_tok,
@@ -108,9 +102,8 @@ def _presets() -> dict[str, CostModel]:
     for gpu, (bandwidth, rate) in GPUS.items():
         for host, launches in HOSTS.items():
             name = f"roofline-{gpu}-llama-8b-{host}"
-            sheet: dict[str, Any] = {**LLAMA_8B, **launches}
-            sheet.update(bandwidth_gb_per_s=bandwidth, tflop_per_s=rate)
-            models[name] = roofline(name=name, **sheet)
+            sheet: dict[str, Any] = dict(bandwidth_gb_per_s=bandwidth, tflop_per_s=rate, name=name)
+            models[name] = roofline(**LLAMA_8B, **launches, **sheet)
     return models
 
 
@@ -127,8 +120,6 @@ def prices(source: CostModel | Path | str) -> CostModel:
     if isinstance(source, CostModel):
         return source
     place = runs.placed(source)
-    if place.is_file():
+    if place.is_file() or place.suffix == ".json":
         return CostModel.load(place)
-    if place.suffix == ".json":
-        raise SpecdecError(f"there is no file {source}; run `specdec calibrate --out`.")
     return profile(str(source))

@@ -53,11 +53,7 @@ def streams() -> dict[str, list[Example]]:
 
 
 def training_examples(stream: str | int, count: int | None = None) -> Iterator[Example]:
-    """`count` chats (None: no end): those of `stream`, then all in one new order after another.
-
-    >>> next(training_examples("0/0", 1)).family
-    'howto'
-    """
+    """`count` chats (None: no end): those of `stream`, then all in one new order after another."""
     return islice(_without_end(str(stream)), count)
 
 

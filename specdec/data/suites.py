@@ -1,10 +1,9 @@
 """Benchmark prompts: embedded suites, and the papers' own from a folder or the hub; their splits.
 
-Every suite has three forms. `gsm8k` is the benchmark itself. `laptop/gsm8k` holds similar prompts
-written for this workbook, for models with knowledge of the world. `toy/gsm8k` holds generated
-prompts for the small pairs, which know only generated text. A further suite, `mmlu`, holds
-questions of 57 subjects (`by_subject`) and has no toy form. suites.yml lists all. Loading from the
-hub was NOT run where this was developed (no network).
+Every suite has three forms: `gsm8k`, the benchmark itself; `laptop/gsm8k`, similar prompts written
+for this workbook; `toy/gsm8k`, generated prompts for the small pairs, which know only generated
+text. `mmlu` (questions of 57 subjects, `by_subject`) has no toy form. suites.yml lists all. Loading
+from the hub was NOT run where this was developed (no network).
 """
 
 from __future__ import annotations
@@ -92,9 +91,6 @@ SUITES = runs.Table(_suites)
 def embedded_suite(name: str, pair: str) -> str:
     """The embedded form of a suite for a pair: `toy/...` for TOY_PAIRS, else `laptop/...`; a name
     with its form (`toy/gsm8k`) stays as it is.
-
-    >>> embedded_suite("gsm8k", "small"), embedded_suite("gsm8k", "llama-3.1-8b")
-    ('toy/gsm8k', 'laptop/gsm8k')
     """
     if "/" in name:
         return name
@@ -151,12 +147,7 @@ def load_suite(
 def by_subject(
     prompts: Iterable[Prompt], limit: int = SUITE_PROMPTS, seed: int = 0
 ) -> dict[str, list[Prompt]]:
-    """The prompts of SUBJECTS by subject, at most `limit` of each: input for `gather` and `record`.
-
-    >>> subjects = by_subject(load_suite("laptop/mmlu"), limit=2)
-    >>> len(subjects), [prompt.id for prompt in subjects["laptop/mmlu:anatomy"]]
-    (57, ['laptop/mmlu/anatomy/3', 'laptop/mmlu/anatomy/4'])
-    """
+    """The prompts of SUBJECTS by subject, at most `limit` of each, as `gather` takes them."""
     subjects: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         subjects.setdefault(f"{prompt.suite}:{prompt.id.split('/')[-2]}", []).append(prompt)
@@ -303,12 +294,7 @@ def split(prompts: Iterable[Prompt]) -> dict[str, list[Prompt]]:
 
 
 def gather(
-    suites,
-    *,
-    limit: int | None = None,
-    folder: str | Path | None = None,
-    part: str | None = None,
-    seed: int = 0,
+    suites, *, limit: int | None = None, folder=None, part: str | None = None, seed: int = 0
 ) -> list[Prompt]:
     """The prompts to decode.
 
