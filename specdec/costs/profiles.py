@@ -50,8 +50,8 @@ def roofline(
         forward_ms(r) = max(weight bytes / bandwidth, 2 * parameters * r / rate)
                         + launch_ms_per_layer * layers
 
-    for r rows in 16-bit numbers. parameters: those multiplied per row, so no embeddings. The
-    drafter has one layer. kv_frac: width of keys and values over `hidden` (grouped heads).
+    for r rows in 16-bit numbers. parameters: those multiplied per row, so no embeddings (the
+    drafter has one layer). kv_frac: width of keys and values over `hidden` (grouped heads).
 
     >>> costs = roofline(1e9, 1e8, layers=10, hidden=1000, bandwidth_gb_per_s=1000, tflop_per_s=100)
     >>> float(costs.step_ms(0)), float(costs.verify_ms(199, 0))  # reading 2 GB; arithmetic
@@ -60,8 +60,7 @@ def roofline(
     sizes = (parameters, drafter_parameters, bandwidth_gb_per_s, tflop_per_s, layers, hidden)
     if min(sizes) <= 0:
         raise SpecdecError(f"a roofline needs sizes and rates above 0; got {sizes}.")
-    bytes_per_ms = bandwidth_gb_per_s * 1e6
-    flop_per_ms = tflop_per_s * 1e9
+    bytes_per_ms, flop_per_ms = bandwidth_gb_per_s * 1e6, tflop_per_s * 1e9
 
     def forward(rows: np.ndarray, weights: float, depth: int) -> tuple[np.ndarray, np.ndarray]:
         # 1. the weights are read, while rows are multiplied
