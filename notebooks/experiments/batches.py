@@ -152,8 +152,8 @@ def full_batch(
         if plain:
             return plain_steps(pair, ids, **settings)
         engine, copied = opened(pair, ids, copy.deepcopy(policy), **settings)
-        generations.append(Generation(engine.tokens, engine.prompt_tok))
-        return steps(engine, copied, generations[-1])
+        generations.append(engine.generation)
+        return steps(engine, copied)
 
     # 1. all texts together, until the first ends
     marks: list[list[tuple[float, int]]] = [[] for _ in prompts]

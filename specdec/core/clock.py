@@ -41,7 +41,7 @@ def counted_by(counter: Callable[[], float]) -> Iterator[None]:
 def by_processor_time(used: bool) -> AbstractContextManager[None]:
     """Inside this block decoding is timed by the processor time of this process, if `used`.
 
-    For machines that other processes keep busy. Use one CPU thread: waiting threads count as busy.
+    For busy machines. Use one CPU thread: waiting threads count as busy.
     """
     return counted_by(time.process_time if used else _counter.get())
 
@@ -64,9 +64,9 @@ class Clock:
 
     def start(self) -> None:
         """Begin a cycle."""
-        self._laps: dict[str, list[tuple[Moment, Moment]]] = {name: [] for name in LAPS}
+        self.laps: dict[str, list[tuple[Moment, Moment]]] = {name: [] for name in LAPS}
         self._recorded = 0
-        self._begin = self._mark = self._finished()
+        self.begin = self._mark = self._finished()
 
     def mark(self) -> None:
         """Begin a lap here; the time since the last lap was host time."""
@@ -75,7 +75,7 @@ class Clock:
     def lap(self, name: str) -> None:
         """Charge the time since the last mark or lap to `name`."""
         moment = self._finished()
-        self._laps[name].append((self._mark, moment))
+        self.laps[name].append((self._mark, moment))
         self._mark = moment
 
     def stop(self) -> dict[str, float]:
@@ -87,9 +87,9 @@ class Clock:
             # the only wait for the device in a cycle
             end.synchronize()
         times = {}
-        for name, laps in self._laps.items():
+        for name, laps in self.laps.items():
             times[f"{name}_ms"] = sum(self.ms_between(first, last) for first, last in laps)
-        total_ms = self.ms_between(self._begin, end)
+        total_ms = self.ms_between(self.begin, end)
         return {**times, "host_ms": total_ms - sum(times.values()), "total_ms": total_ms}
 
     def ms_between(self, earlier: Moment, later: Moment) -> float:

@@ -143,15 +143,14 @@ def run_cycle(engine: Engine, policy: Policy) -> Cycle:
 def driven(engine: Engine, policy: Policy) -> Generator[Forward, Any, Cycle]:
     """One cycle with a policy's answers; the driver runs only the forwards. Returns its row."""
     steps = cycle(engine, policy.asks, policy.plan)
-    try:
-        item = next(steps)
-        while True:
-            if isinstance(item, Forward):
-                item = steps.send((yield item))
-            else:
-                item = steps.send(policy.answer(item))
-    except StopIteration as finished:
-        row: Cycle = finished.value
+    reply: Any = None
+    while True:
+        try:
+            item = steps.send(reply)
+        except StopIteration as finished:
+            row: Cycle = finished.value
+            break
+        reply = (yield item) if isinstance(item, Forward) else policy.answer(item)
     policy.observe(row)
     return row
 
@@ -166,26 +165,21 @@ def begin_turn(policy: Policy, prompt_tok: int | None = None) -> None:
 def checked_plan(answer: Any, limits: TreeConfig) -> Plan:
     """A plan within the limits that memory was reserved for."""
     if not isinstance(answer, Plan):
-        raise SpecdecError(
-            "a policy must answer PLAN with a TreeConfig, a StaticShape or a CopiedTree, "
-            f"got {answer!r}."
-        )
-    needed = answer.limits
+        kinds = "a TreeConfig, a StaticShape or a CopiedTree"
+        raise SpecdecError(f"a policy must answer PLAN with {kinds}, got {answer!r}.")
     # Copied candidates take rows of the target's forward, and nothing of the drafter.
     names = ("total_tokens", "depth", "top_k", "widest") if answer.drafted else ("total_tokens",)
     for name in names:
-        planned = getattr(needed, name)
+        planned = getattr(answer.limits, name)
         reserved = getattr(limits, name)
         if planned > reserved:
-            raise SpecdecError(
-                f"the policy plans {name}={planned}, but its limits reserve room for {reserved}; "
-                "answer within `limits` or raise them."
-            )
+            why = f"the policy plans {name}={planned}, but its limits reserve room for {reserved}"
+            raise SpecdecError(f"{why}; answer within `limits` or raise them.")
     return answer
 
 
 def checked_flag(answer: Any, largest: int = 1) -> bool:
-    """True to draft one level deeper, False to stop; 1 and 0 count as well."""
+    """True to draft one level deeper, False to stop."""
     if answer not in (True, False):
         raise SpecdecError(f"a policy must answer EXTEND with True or False, got {answer!r}.")
     return bool(answer)
@@ -197,6 +191,5 @@ def checked_size(answer: Any, largest: int) -> int:
         nodes = operator.index(answer)
         if 0 <= nodes <= largest:
             return nodes
-    raise SpecdecError(
-        f"a policy must answer SIZE with an integer from 0 to {largest}, got {answer!r}."
-    )
+    legal = f"an integer from 0 to {largest}"
+    raise SpecdecError(f"a policy must answer SIZE with {legal}, got {answer!r}.")

@@ -10,24 +10,23 @@ The baseline, `autoregress`, uses the same target, cache and picker, one token a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm.auto import tqdm
 
 from specdec.core.clock import now
 from specdec.core.cycle import begin_turn, driven
 from specdec.core.engine import LiveEngine
-from specdec.core.pair import Pair
+from specdec.core.pair import Pair, Prompt
 from specdec.core.policy import Policy, Static, checked_policy
 from specdec.core.protocols import Forward, Step, T, TargetForward, at_once, finish, together
 from specdec.core.records import Generation
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError, check_integer, check_kind, keeping
 
-Prompt = str | Sequence[int] | Tensor | list[dict[str, Any]]
 ROWS = 16  # texts at once; more bring little on a CPU, whose products are busy by then
 
 
@@ -65,10 +64,10 @@ def decode(
     engine, policy = opened(
         pair, prompt, policy, max_new_tokens, temperature, seed, stop_tokens, raw, **sampling
     )
-    generation = _unfinished(engine)
+    generation = engine.generation
     try:
         with engine.inference(), keeping(lambda _: generation):
-            for _ in turn(engine, policy, generation):
+            for _ in turn(engine, policy):
                 pass
     finally:
         generation.read(pair.reader)
@@ -76,12 +75,7 @@ def decode(
 
 
 def stream(
-    pair: Pair,
-    prompt: Prompt,
-    policy: Policy | None = None,
-    max_new_tokens: int = 128,
-    *settings: Any,
-    **sampling: Any,
+    pair: Pair, prompt: Prompt, policy: Policy | None = None, *settings: Any, **sampling: Any
 ) -> Iterator[list[int]]:
     """Like `decode`, but yields the new token ids after each cycle (first the prefill's token).
 
@@ -89,7 +83,7 @@ def stream(
     >>> sum(map(len, stream(specdec.load_pair("tiny"), "Hello", max_new_tokens=4, stop_tokens=())))
     4
     """
-    engine, policy = opened(pair, prompt, policy, max_new_tokens, *settings, **sampling)
+    engine, policy = opened(pair, prompt, policy, *settings, **sampling)
     steps_of_turn = turn(engine, policy)
 
     def streamed() -> Iterator[list[int]]:
@@ -102,18 +96,15 @@ def stream(
     return streamed()
 
 
-def turn(
-    engine: LiveEngine, policy: Policy, generation: Generation | None = None
-) -> Iterator[list[int]]:
-    """One turn: prefill, then cycles. Yields the tokens of each step and fills `generation`."""
-    return at_once(steps(engine, policy, generation or _unfinished(engine)))
+def turn(engine: LiveEngine, policy: Policy) -> Iterator[list[int]]:
+    """One turn: prefill, then cycles. Yields the tokens of each step."""
+    return at_once(steps(engine, policy))
 
 
-def steps(
-    engine: LiveEngine, policy: Policy, generation: Generation
-) -> Generator[Forward | list[int], Any, None]:
-    """`turn` that yields its forwards to the driver."""
+def steps(engine: LiveEngine, policy: Policy) -> Generator[Forward | list[int], Any, Generation]:
+    """`turn` that yields its forwards to the driver. Returns `engine.generation`, filled."""
     # 1. the prompt in one forward, whose last row gives the first token
+    generation = engine.generation
     begin = now()
     begin_turn(policy, engine.prompt_tok)
     yield from engine.prefilling()
@@ -128,7 +119,7 @@ def steps(
         generation.rows.append(row)
         generation.decode_ms += 1e3 * (now() - begin)
         yield engine.tokens[tokens_before:]
-    generation.finish_reason = engine.finish_reason or "unfinished"
+    return generation
 
 
 def autoregress(
@@ -148,16 +139,15 @@ def autoregress(
         return finish(plain_steps(pair, prompt, max_new_tokens, *settings, **sampling))
 
 
-def plain_steps(
-    pair: Pair, prompt: Prompt, max_new_tokens: int, *settings: Any, **sampling: Any
-) -> Step[Generation]:
+def plain_steps(pair: Pair, prompt: Prompt, *settings: Any, **sampling: Any) -> Step[Generation]:
     """`autoregress` that yields its forwards to the driver."""
     # 1. the prompt in one forward
-    ids, stops, picker = _checked(pair, prompt, max_new_tokens, *settings, **sampling)
+    ids, max_new_tokens, stops, picker = _checked(pair, prompt, *settings, **sampling)
     target = pair.target
     buffer = torch.zeros(len(ids) + max_new_tokens, dtype=torch.long, device=target.device)
     buffer[: len(ids)] = torch.tensor(ids)
-    tokens: list[int] = []
+    generation = Generation([], len(ids))
+    tokens = generation.tokens
     begin = now()
     cache = target.new_cache(len(buffer))
     rows = yield TargetForward(target, buffer[: len(ids)], cache, last_only=True)
@@ -166,16 +156,16 @@ def plain_steps(
     for length in range(len(ids), len(buffer)):
         token = picker.pick(rows.logits[-1], buffer[:length])
         if not tokens:
-            after_prefill = now()
+            generation.prefill_ms = 1e3 * (now() - begin)
         tokens.append(token)
         buffer[length] = token
+        if token in stops:
+            generation.finish_reason = "stop"
         if token in stops or length + 1 == len(buffer):
             break
         rows = yield TargetForward(target, buffer[length : length + 1], cache, last_only=True)
-    prefill_ms = 1e3 * (after_prefill - begin)
-    decode_ms = 1e3 * (now() - after_prefill)
-    reason = "stop" if tokens[-1] in stops else "length"
-    return Generation(tokens, len(ids), [], None, prefill_ms, decode_ms, reason).read(pair.reader)
+    generation.decode_ms = 1e3 * (now() - begin) - generation.prefill_ms
+    return generation.read(pair.reader)
 
 
 def chat(
@@ -211,11 +201,10 @@ def chat(
         for text in turns:
             messages.append({"role": "user", "content": text})
             if plain:
-                answer = autoregress(pair, messages, **settings)
+                answers.append(autoregress(pair, messages, **settings))
             else:
-                answer = decode(pair, messages, policy, **settings)
-            messages.append({"role": "assistant", "content": answer.text})
-            answers.append(answer)
+                answers.append(decode(pair, messages, policy, **settings))
+            messages.append({"role": "assistant", "content": answers[-1].text})
     return answers
 
 
@@ -230,24 +219,18 @@ def ids_of_all(
     all_ids = []
     for name, prompt in zip(names or range(len(prompts)), prompts, strict=True):
         try:
-            ids = pair.ids_of(prompt, raw)
-            check_lengths(len(ids), new_tok, pair.target.position_limit)
+            all_ids.append(pair.ids_of(prompt, raw))
+            check_lengths(len(all_ids[-1]), new_tok, pair.target.position_limit)
         except SpecdecError as error:
             raise SpecdecError(f"prompt {name}: {error}") from None
-        all_ids.append(ids)
     return all_ids
 
 
 def opened(
-    pair: Pair,
-    prompt: Prompt,
-    policy: Policy | None,
-    max_new_tokens: int,
-    *settings: Any,
-    **sampling: Any,
+    pair: Pair, prompt: Prompt, policy: Policy | None, *settings: Any, **sampling: Any
 ) -> tuple[LiveEngine, Policy]:
     """The engine and the policy of a turn. settings, sampling: as in `autoregress`."""
-    ids, stops, picker = _checked(pair, prompt, max_new_tokens, *settings, **sampling)
+    ids, max_new_tokens, stops, picker = _checked(pair, prompt, *settings, **sampling)
     policy = Static.of(pair.usual_tree) if policy is None else checked_policy(policy)
     prompt_ids = torch.tensor(ids, device=pair.target.device)
     engine = LiveEngine(pair, prompt_ids, max_new_tokens, policy.limits, picker, tuple(stops))
@@ -257,14 +240,14 @@ def opened(
 def _checked(
     pair: Pair,
     prompt: Prompt,
-    max_new_tokens: int,
+    max_new_tokens: int = 128,
     temperature: float = 0.0,
     seed: int = 0,
     stop_tokens: Sequence[int] | None = None,
     raw: bool = False,
     **sampling: Any,
-) -> tuple[list[int], frozenset[int], Picker]:
-    """Token ids, stop tokens and the picker of a turn."""
+) -> tuple[list[int], int, frozenset[int], Picker]:
+    """Token ids, the length limit, stop tokens and the picker of a turn."""
     check_kind("pair", pair, Pair)
     check_integer("seed", seed)
     picker = Picker.from_settings(temperature, seed, **sampling)
@@ -272,24 +255,19 @@ def _checked(
     ids = pair.ids_of(prompt, raw)
     check_lengths(len(ids), max_new_tokens, pair.target.position_limit)
     if stop_tokens is None:
-        return ids, pair.stop_tokens, picker
+        return ids, max_new_tokens, pair.stop_tokens, picker
     check_kind("stop_tokens", stop_tokens, Iterable)
-    return ids, frozenset(check_integer("a stop token", token) for token in stop_tokens), picker
+    stops = frozenset(check_integer("a stop token", token) for token in stop_tokens)
+    return ids, max_new_tokens, stops, picker
 
 
 def check_lengths(prompt_tok: int, max_new_tokens: int, position_limit: int | None) -> None:
     """Refuse lengths that cannot work, before anything is computed."""
     check_integer("max_new_tokens", max_new_tokens, 1)
     if position_limit is not None and prompt_tok + max_new_tokens > position_limit:
-        raise SpecdecError(
-            f"the prompt has {prompt_tok} tokens and {max_new_tokens} more are asked for, but the "
-            f"target's context ends at {position_limit}; shorten the prompt or lower "
-            "max_new_tokens."
-        )
-
-
-def _unfinished(engine: LiveEngine) -> Generation:
-    return Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished")
+        why = f"the prompt has {prompt_tok} tokens and {max_new_tokens} more are asked for"
+        limit = f"the target's context ends at {position_limit}"
+        raise SpecdecError(f"{why}, but {limit}; shorten the prompt or lower max_new_tokens.")
 
 
 def decode_many(
@@ -333,8 +311,7 @@ def decode_many(
             return (yield from plain_steps(pair, ids, max_new_tokens, **settings))
         turn_policy = policy(number) if callable(policy) else policy
         engine, turn_policy = opened(pair, ids, turn_policy, max_new_tokens, **settings)
-        generation = _unfinished(engine)
-        yield from steps(engine, turn_policy, generation)
+        generation = yield from steps(engine, turn_policy)
         return generation.read(pair.reader)
 
     # 3. their forwards run together
@@ -357,33 +334,30 @@ def drive(turns: Iterable[Generator[Any, Any, T]], rows: int) -> Iterator[tuple[
     waiting = enumerate(turns)
     running: dict[int, Generator[Any, Any, T]] = {}
     forwards: dict[int, Forward] = {}  # what each running turn waits for
-
-    def proceed(number: int, result: Any = None) -> Iterator[tuple[int, T]]:
-        """Run a turn to its next forward. Yields (number, value) if it has ended."""
-        try:
-            item = running[number].send(result)
-            while not isinstance(item, Forward):
-                item = next(running[number])
-            forwards[number] = item
-        except StopIteration as ended:
-            del running[number]
-            forwards.pop(number, None)
-            yield number, ended.value
-
     while True:
         # 1. free places are taken over at once
-        while len(running) < rows:
-            number, new_turn = next(waiting, (-1, None))
-            if new_turn is None:
-                break
+        replies: dict[int, Any] = {}
+        for number, new_turn in itertools.islice(waiting, rows - len(running)):
             running[number] = new_turn
-            yield from proceed(number)
+            replies[number] = None
         if not running:
             return
 
         # 2. all drafts together; when none is left, one forward of the target for all turns
-        numbers = [n for n, forward in forwards.items() if not isinstance(forward, TargetForward)]
-        numbers = numbers or list(forwards)
-        results = together([forwards[number] for number in numbers])
-        for number, result in zip(numbers, results, strict=True):
-            yield from proceed(number, result)
+        if not replies:
+            drafts = [n for n, item in forwards.items() if not isinstance(item, TargetForward)]
+            numbers = drafts or list(forwards)
+            results = together([forwards[number] for number in numbers])
+            replies = dict(zip(numbers, results, strict=True))
+
+        # 3. these turns run to their next forward, or end
+        for number, reply in replies.items():
+            try:
+                item = running[number].send(reply)
+                while not isinstance(item, Forward):
+                    item = next(running[number])
+                forwards[number] = item
+            except StopIteration as ended:
+                del running[number]
+                forwards.pop(number, None)
+                yield number, ended.value

@@ -18,6 +18,7 @@ from torch import Tensor
 from specdec.core.clock import Clock
 from specdec.core.pair import Pair
 from specdec.core.protocols import DraftForward, Step, TargetForward, finish
+from specdec.core.records import Generation
 from specdec.core.tree import DraftTree, GrowingTree, Merged, StaticShape, Trie
 from specdec.core.tree_config import Plan, TreeConfig
 from specdec.core.verification import Picker, truncate
@@ -68,7 +69,7 @@ class LiveEngine:
         self._ids[: self.prompt_tok] = prompt
         self._length = self.prompt_tok
         self.tokens: list[int] = []
-        self.finish_reason: str | None = None
+        self.generation = Generation(self.tokens, self.prompt_tok, finish_reason="unfinished")
         self.cycles = 0
 
         # 3. features [A, F] of the last commits, of which `_unread_tok` are new to the drafter
@@ -92,7 +93,6 @@ class LiveEngine:
         return finish(self.prefilling())
 
     def prefilling(self) -> Step[int]:
-        """`prefill` that yields its forward to the driver."""
         prompt = self._ids[: self.prompt_tok]
         rows = yield TargetForward(self.target, prompt, self.cache, last_only=True)
         first = self.picker.pick(rows.logits[-1], prompt)
@@ -139,10 +139,10 @@ class LiveEngine:
     def expand(self) -> Step[None]:
         """One draft forward over the frontier adds a level."""
         if self._flat is not None:
-            tokens, log_probs = self._flat
+            tokens, log_probs = (rows[:, : self._plan.top_k] for rows in self._flat)
             self._flat = None
             self.growing.restart(self._ids[self._length - 1])
-            self._grow(tokens[:, : self._plan.top_k], log_probs[:, : self._plan.top_k])
+            self._grow(tokens, log_probs)
         _, rows, tokens, _ = self.growing.frontier
         self.clock.mark()
         children = yield DraftForward(
@@ -201,13 +201,13 @@ class LiveEngine:
             for count in range(1, len(counted) + 1):
                 if self.stop_early(self._ids[: start + count]):
                     counted = counted[:count]
-                    self.finish_reason = "stop"
+                    self.generation.finish_reason = "stop"
                     break
         self.tokens += counted
         if counted and counted[-1] in self.stop_tokens:
-            self.finish_reason = "stop"
-        elif len(self.tokens) >= self.max_new_tokens and self.finish_reason is None:
-            self.finish_reason = "length"
+            self.generation.finish_reason = "stop"
+        elif len(self.tokens) >= self.max_new_tokens and not self.finished:
+            self.generation.finish_reason = "length"
         return len(counted)
 
     # What the steps are made of.
@@ -263,14 +263,16 @@ class LiveEngine:
         if not (self._plan.verify_nodes and len(self._copied)):
             return None
         if self._merged is None or self._merged.size != self.growing.size:
-            self._merged = Merged(self.growing.pool(), self._copied)
+            tree = self.growing.whole()
+            drafted = (tree.token.tolist(), tree.parent.tolist(), tree.score.tolist())
+            self._merged = Merged(*drafted, self._copied)
         return self._merged
 
     # The state that the cycle and policies read (`records.View`).
 
     @property
     def finished(self) -> bool:
-        return self.finish_reason is not None
+        return self.generation.finish_reason != "unfinished"
 
     @property
     def context_tok(self) -> int:
@@ -280,9 +282,8 @@ class LiveEngine:
     @property
     def most_expansions(self) -> int:
         """Levels below the root's children that fit into target and drafter; -1: not even those."""
-        room = UNLIMITED
-        if self.target.position_limit is not None:
-            room = self.target.position_limit - self._length - 1
+        limit = self.target.position_limit or UNLIMITED
+        room = limit - self._length - 1
         if self.drafter.deepest is not None:
             room = min(room, self.drafter.deepest)
         return room

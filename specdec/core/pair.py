@@ -1,4 +1,4 @@
-"""A target, its drafter and its tokenizer; conversion between prompts and token ids."""
+"""A target, its drafter and its tokenizer; conversion of prompts to token ids and back to text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import operator
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from html import escape
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,23 +17,21 @@ from specdec.core.protocols import Drafter, TargetModel
 from specdec.core.tree_config import CPU_TREE, TREES, TreeConfig
 from specdec.errors import SpecdecError, check_text
 
-
-class Tokenizer(Protocol):
-    """What a tokenizer needs, as in transformers. Chats also need its `chat_template`."""
-
-    def encode(self, text: str) -> list[int]: ...
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
-    def apply_chat_template(
-        self, conversation: Any, *, add_generation_prompt: bool, return_dict: bool
-    ) -> Any: ...
+Prompt = str | Sequence[int] | Tensor | list[dict[str, Any]]
+# Looks of a Generation's pieces in a notebook; the colours work on light and dark pages.
+LOOKS = {
+    "accepted": "background: rgba(0, 160, 115, 0.28); border-radius: 2px",
+    "bonus": "border-bottom: 2px solid #f2a93b",
+    "plain": "",
+}
 
 
 @dataclass
 class Pair:
     """A target and its drafter.
 
-    stop_tokens: the ids that end a text. source: the arguments of `load_pair`; None for a model in
-    memory. tree: the tree tuned for this pair; None: see `usual_tree`.
+    tokenizer: as in transformers. stop_tokens: the ids that end a text. source: the arguments of
+    `load_pair`; None for a model in memory. tree: the one tuned for this pair (`usual_tree`).
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny")
@@ -42,7 +41,7 @@ class Pair:
 
     target: TargetModel
     drafter: Drafter | None = None
-    tokenizer: Tokenizer | None = None
+    tokenizer: Any = None
     name: str = "pair"
     stop_tokens: frozenset[int] = frozenset()
     source: dict[str, Any] | None = None
@@ -51,11 +50,8 @@ class Pair:
     @property
     def usual_tree(self) -> TreeConfig:
         """The tree used without a policy: the tuned one, else a small one on a CPU or EAGLE-3's."""
-        if self.tree is not None:
-            return self.tree
-        if torch.device(self.target.device).type == "cpu":
-            return CPU_TREE
-        return TREES["eagle3"]
+        on_cpu = torch.device(self.target.device).type == "cpu"
+        return self.tree or (CPU_TREE if on_cpu else TREES["eagle3"])
 
     @contextlib.contextmanager
     def inference(self, plain: bool = False) -> Iterator[None]:
@@ -84,15 +80,11 @@ class Pair:
     def needed_drafter(self) -> Drafter:
         """The drafter; SpecdecError where there is none."""
         if self.drafter is None:
-            raise SpecdecError(
-                "this pair has no drafter; load one with load_pair(target=..., drafter=...) or use "
-                "autoregress()."
-            )
+            advice = "load one with load_pair(target=..., drafter=...) or use autoregress()"
+            raise SpecdecError(f"this pair has no drafter; {advice}.")
         return self.drafter
 
-    def ids_of(
-        self, prompt: str | Sequence[int] | Tensor | list[dict[str, Any]], raw: bool = False
-    ) -> list[int]:
+    def ids_of(self, prompt: Prompt, raw: bool = False) -> list[int]:
         """Token ids of a text, of ids (list or 1-D tensor), or of chat messages.
 
         A text is a user's message where the tokenizer has a chat template. Without one, or with
@@ -101,7 +93,10 @@ class Pair:
         if isinstance(prompt, str) and self.chats and not raw and prompt:
             prompt = [{"role": "user", "content": prompt}]
         if isinstance(prompt, str):
-            ids = self._tokenizer().encode(check_text("the prompt", prompt)) if prompt else []
+            if self.tokenizer is None:
+                why = f"pair {self.name!r} has no tokenizer to read text"
+                raise SpecdecError(f"{why}; pass token ids.")
+            ids = self.tokenizer.encode(check_text("the prompt", prompt)) if prompt else []
         elif isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], dict):
             ids = self._ids_of_chat(prompt)
         else:
@@ -111,9 +106,7 @@ class Pair:
         size = self.target.vocab_size
         for token in ids:
             if not 0 <= token < size:
-                raise SpecdecError(
-                    f"token id {token} is outside the target's vocabulary of {size}."
-                )
+                raise SpecdecError(f"token id {token} is outside the vocabulary of {size}.")
         return ids
 
     @property
@@ -133,28 +126,21 @@ class Pair:
             return None
         return lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True)
 
-    def _tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise SpecdecError(f"pair {self.name!r} has no tokenizer to read text; pass token ids.")
-        return self.tokenizer
-
     def _ids_of_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         for message in messages:
             content = message.get("content")
             if not isinstance(content, str) or "role" not in message:
-                raise SpecdecError(
-                    'chat messages are a list of {"role": ..., "content": text}, got '
-                    f"{reprlib.repr(message)}."
-                )
+                form = '{"role": ..., "content": text}'
+                wrong = reprlib.repr(message)
+                raise SpecdecError(f"chat messages are a list of {form}, got {wrong}.")
             check_text("a chat message", content)
         if not self.chats:
-            raise SpecdecError(
-                f"the tokenizer of {self.name!r} has no chat template; pass text or token ids."
-            )
+            why = f"the tokenizer of {self.name!r} has no chat template"
+            raise SpecdecError(f"{why}; pass text or token ids.")
         from jinja2 import TemplateError
 
         try:
-            ids = self._tokenizer().apply_chat_template(
+            ids = self.tokenizer.apply_chat_template(
                 list(messages), add_generation_prompt=True, return_dict=False
             )
         except TemplateError as error:
@@ -170,10 +156,57 @@ def _integers(prompt: Any) -> list[int]:
             values = values[0]
         return [operator.index(value) for value in values]
     except TypeError:
-        raise SpecdecError(
-            "a prompt is text, token ids (a list or 1-D tensor) or a list of chat messages; got "
-            f"{reprlib.repr(prompt)}."
-        ) from None
+        kinds = "text, token ids (a list or 1-D tensor) or a list of chat messages"
+        raise SpecdecError(f"a prompt is {kinds}; got {reprlib.repr(prompt)}.") from None
+
+
+def html(generation: Any) -> str:
+    """A `records.Generation` as HTML: accepted drafts marked, speed and times."""
+    words = ""
+    for piece, kind in pieces(generation):
+        words += f'<span class="{kind}" style="{LOOKS[kind]}">{escape(piece)}</span>'
+    facts = f"{generation.new_tok} tokens"
+    if generation.rows:
+        accepted = sum(min(row.accepted_tok, row.kept_tok) for row in generation.rows)
+        facts += f", {accepted} of them drafted (green) · tau {generation.tau:.2f} tokens per cycle"
+    if generation.total_ms:
+        facts += f" · {generation.tokens_per_s:.1f} tokens/s"
+    for part in ("draft", "policy", "verify"):
+        spent_ms = sum(getattr(row, f"{part}_ms") for row in generation.rows)
+        if spent_ms:
+            facts += f", {part} {spent_ms:.0f} ms"
+    return (
+        f'<div style="font-size: 13px"><div style="white-space: pre-wrap">{words}</div>'
+        f'<div style="font-size: 11px; opacity: 0.8">{facts}</div></div>'
+    )
+
+
+def pieces(generation: Any) -> list[tuple[str, str]]:
+    """The text in order as (piece, "accepted" drafts, "bonus" or "plain"); joined, they are it.
+
+    A character of several tokens belongs to the piece that completes it.
+    """
+    text = generation.text
+    read = generation.read_text
+    if text is None or read is None or not generation.rows:
+        return [(str(generation.tokens) if text is None else text, "plain")]
+    # 1. where pieces end, in tokens: the prefill's token, then each cycle's drafts and bonus
+    end = generation.new_tok - sum(row.kept_tok for row in generation.rows)
+    ends = [(end, "plain")]
+    for row in generation.rows:
+        ends.append((end + min(row.accepted_tok, row.kept_tok), "accepted"))
+        end += row.kept_tok
+        ends.append((end, "bonus"))
+    # 2. where they end in the text, as far as whole characters reach
+    parts = []
+    begin = 0
+    for end, kind in ends:
+        prefix = read(generation.tokens[:end]).rstrip("\N{REPLACEMENT CHARACTER}")
+        reach = max(begin, len(prefix)) if text.startswith(prefix) else begin
+        parts.append((text[begin:reach], kind))
+        begin = reach
+    parts.append((text[begin:], "plain"))
+    return [part for part in parts if part[0]]
 
 
 def dtype_name(dtype: torch.dtype | str) -> str:

@@ -62,8 +62,7 @@ class Static(Policy):
         shape: Plan | None = None,
         beam: Beam = (),
     ):
-        if shape is None:
-            shape = TreeConfig(total_tokens, depth, top_k, beam=beam)
+        shape = shape or TreeConfig(total_tokens, depth, top_k, beam=beam)
         check_kind("the shape of a Static", shape, Plan)
         self.plan = shape
         self.limits = shape.limits
@@ -84,8 +83,7 @@ class Static(Policy):
 class RandomPolicy(Policy):
     """Random legal answers to the given kinds of questions. For audits and property tests.
 
-    own_beams: also plan beams other than the number of children; only recordings of a family can
-    replay those.
+    own_beams: also beams other than the number of children; only a family's recording has those.
 
     >>> policy = RandomPolicy(TreeConfig(12, 3, 4), seed=1, asks=("extend",))
     >>> sorted(policy.asks), policy.plan == policy.limits
@@ -99,8 +97,7 @@ class RandomPolicy(Policy):
         asks: Iterable[str] = KINDS,
         own_beams: bool = False,
     ):
-        self.limits = limits
-        self.plan = limits
+        self.limits = self.plan = limits
         self.asks = frozenset(asks)
         self.own_beams = own_beams
         self._random = random.Random(check_integer("seed", seed))
@@ -114,20 +111,16 @@ class RandomPolicy(Policy):
         depth = self._random.randint(0, self.limits.depth)
         beam: Beam = ()
         if self.own_beams:
-            beam = plain_beam(top_k, self._beam())
+            # nodes to expand on up to three levels; half the time as many as there are children
+            levels = self._random.choice((0, 0, 0, 1, 2, 3))
+            widths = [self._random.randint(1, self.limits.widest) for _ in range(levels)]
+            beam = plain_beam(top_k, tuple(widths))
         verify_nodes = min(self.limits.verify_nodes, pool_size(depth, top_k, beam))
         return TreeConfig(self._random.randint(1, verify_nodes + 1), depth, top_k, beam=beam)
 
-    def _beam(self) -> Beam:
-        """Nodes to expand on up to three levels; half the time as many as there are children."""
-        levels = self._random.choice((0, 0, 0, 1, 2, 3))
-        return tuple(self._random.randint(1, self.limits.widest) for _ in range(levels))
-
 
 class Chain(Policy):
-    """Several policies as one: each question goes to the first policy that answers its kind.
-
-    All observe every cycle.
+    """Several policies as one: each question goes to the first that answers its kind.
 
     >>> limits = TreeConfig(12, 3, 4)
     >>> extend = RandomPolicy(limits, asks=("extend",))
@@ -182,9 +175,6 @@ def unused(policy: Policy) -> Policy:
 
 def largest(limits: list[TreeConfig]) -> TreeConfig:
     """The smallest limits that hold all of `limits`."""
-    return TreeConfig(
-        max(tree.total_tokens for tree in limits),
-        max(tree.depth for tree in limits),
-        max(tree.top_k for tree in limits),
-        beam=(max(tree.widest for tree in limits),),
-    )
+    rows = [(tree.total_tokens, tree.depth, tree.top_k, tree.widest) for tree in limits]
+    total_tokens, depth, top_k, widest = map(max, zip(*rows, strict=True))
+    return TreeConfig(total_tokens, depth, top_k, beam=(widest,))

@@ -124,10 +124,7 @@ class TargetModel:
         ancestors: Tensor | None = None,
         last_only: bool = False,
     ) -> TargetRows:
-        """One forward over T new rows. tokens int64 [T].
-
-        A tree gives depth int64 [T] and ancestors bool [T, T].
-        """
+        """One forward over T new rows: tokens, depth int64 [T], ancestors bool [T, T] of a tree."""
         raise NotImplementedError
 
     def run_together(self, forwards: Sequence[TargetForward]) -> Sequence[TargetRows]:
@@ -175,16 +172,14 @@ Step = Generator[Forward, Any, T]  # the forwards it waits for, one after the ot
 
 def at_once(steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
     """The same generator without its forwards, which are run here."""
-    try:
-        item = next(steps)
-        while True:
-            if isinstance(item, Forward):
-                item = steps.send(item.run())
-            else:
-                item = steps.send((yield item))
-    except StopIteration as finished:
-        value: T = finished.value
-        return value
+    reply: Any = None
+    while True:
+        try:
+            item = steps.send(reply)
+        except StopIteration as finished:
+            value: T = finished.value
+            return value
+        reply = item.run() if isinstance(item, Forward) else (yield item)
 
 
 def finish(step: Step[T]) -> T:

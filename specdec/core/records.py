@@ -53,10 +53,10 @@ class View(Protocol):
 
 @dataclass(slots=True)
 class Question:
-    """A question to a policy inside a cycle, and what the policy may look at.
+    """A question to a policy inside a cycle; all that a `View` has can be read from it.
 
     PLAN: answer a TreeConfig, a StaticShape or a CopiedTree. EXTEND: True for one level deeper.
-    SIZE: verify_nodes, 0 to `largest`. All that a `View` has can be read from the question.
+    SIZE: verify_nodes, 0 to `largest`.
 
     >>> size = Question(SIZE, 20, expansions=3, cycle=0, largest=59, plan=None, view=None)
     >>> size.kind, size.largest
@@ -144,16 +144,12 @@ class Generation:
     @property
     def tokens_per_s(self) -> float:
         """Counted tokens over prefill and decoding time."""
-        if not self.total_ms:
-            return math.nan
-        return 1e3 * self.new_tok / self.total_ms
+        return 1e3 * self.new_tok / (self.total_ms or math.nan)
 
     @property
     def tau(self) -> float:
         """New tokens per cycle."""
-        if not self.rows:
-            return math.nan
-        return sum(row.new_tok for row in self.rows) / len(self.rows)
+        return sum(row.new_tok for row in self.rows) / (len(self.rows) or math.nan)
 
     @property
     def cycles(self) -> pandas.DataFrame:
@@ -166,10 +162,8 @@ class Generation:
         """Set the text, None without a tokenizer. Warns about an empty answer."""
         self.text = None if text_of is None else text_of(self.tokens)
         if self.finish_reason == "stop" and self.new_tok == 1:
-            warn(
-                f"the answer is empty: the model's first token, {self.tokens[0]}, ends the text. A "
-                "chat model wants a user's message: a text without raw=True, or messages."
-            )
+            why = f"the answer is empty: the model's first token, {self.tokens[0]}, ends the text"
+            warn(f"{why}. A chat model wants a user's message: a text without raw=True.")
         self.__dict__["read_text"] = text_of
         return self
 
@@ -181,7 +175,7 @@ class Generation:
         return f"Generation({text!r}, {self.new_tok} tokens, tau {self.tau:.2f})"
 
     def _repr_html_(self) -> str:
-        from specdec.core.shown import html
+        from specdec.core.pair import html
 
         return html(self)
 
@@ -226,9 +220,6 @@ class Rates:
         """A table with the columns SUMS, one row per turn."""
         return self.table
 
-    def _sum(self, column: str) -> float:
-        return float(self.per_turn[column].sum())
-
     @property
     def tau(self) -> float:
         return float(tau(self._sum("cycle_tok"), self._sum("cycles")))
@@ -241,3 +232,6 @@ class Rates:
     @property
     def speedup(self) -> float:
         return float(speedup(self._sum("plain_ms"), self._sum("time_ms")))
+
+    def _sum(self, column: str) -> float:
+        return float(self.per_turn[column].sum())

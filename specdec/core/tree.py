@@ -35,58 +35,30 @@ from torch import Tensor
 from specdec.core.tree_config import Plan, TreeConfig
 from specdec.errors import SpecdecError
 
-# constant tables, built once per device: a longer one would stay in memory permanently
-MOST_KEPT = 2048
-
 
 def counting(count: int, device: torch.device | str) -> Tensor:
     """0, 1, ..., count - 1 as int64 [count]."""
-    return _table("counting", _room(count), str(device))[:count]
+    return torch.arange(count, device=device)
 
 
 def causal(count: int, device: torch.device | str) -> Tensor:
     """bool [count, count], true on and below the diagonal."""
-    make = _table if count <= MOST_KEPT else _table.__wrapped__
-    return make("causal", _room(count), str(device))[:count, :count]
+    return torch.ones(count, count, dtype=torch.bool, device=device).tril_()
 
 
 def identity(count: int, device: torch.device | str) -> Tensor:
     """bool [count, count], true on the diagonal."""
-    return _table("identity", _room(count), str(device))[:count, :count]
-
-
-def _room(count: int) -> int:
-    """A power of two of at least 256: few tables serve all counts."""
-    return max(256, 1 << (count - 1).bit_length())
-
-
-@functools.lru_cache(maxsize=48)
-@torch.inference_mode(False)
-def _table(kind: str, count: int, device: str) -> Tensor:
-    if kind == "counting":
-        return torch.arange(count, device=device)
-    if kind == "causal":
-        return torch.ones(count, count, dtype=torch.bool, device=device).tril_()
     return torch.eye(count, dtype=torch.bool, device=device)
-
-
-@functools.lru_cache(maxsize=64)
-@torch.inference_mode(False)
-def apart(count: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """A mask [count, count] in which every row sees only itself: 0 on the diagonal, else -inf."""
-    return additive(identity(count, device), dtype).clone()
-
-
-@functools.lru_cache(maxsize=64)
-@torch.inference_mode(False)
-def scalar(value: float, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """`value` as a tensor []."""
-    return torch.tensor(value, dtype=dtype, device=device)
 
 
 def additive(seen: Tensor, dtype: torch.dtype, hidden: float = float("-inf")) -> Tensor:
     """An attention mask of the shape of bool `seen`: 0 where seen, `hidden` elsewhere."""
-    return torch.where(seen, scalar(0.0, dtype, seen.device), scalar(hidden, dtype, seen.device))
+    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, hidden)
+
+
+def apart(count: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """A mask [count, count] in which every row sees only itself: 0 on the diagonal, else -inf."""
+    return additive(identity(count, device), dtype)
 
 
 @dataclass
@@ -116,7 +88,7 @@ class DraftTree:
     @functools.cached_property
     def ancestors(self) -> Tensor:
         """bool [N, N]: row i is true at node i and at all its ancestors, the root included."""
-        mask = identity(len(self), self.token.device).clone()
+        mask = identity(len(self), self.token.device)
         above = self.parent.clamp(min=0)
         # one step towards the root for all nodes at once
         for _ in range(self.levels):
@@ -140,7 +112,7 @@ class DraftTree:
         return self.lineage()[leaf, : int(self.depth.max()) + 1]
 
     def select(self, keep: Tensor) -> DraftTree:
-        """The tree of the nodes `keep`, as in `GrowingTree.select`."""
+        """The tree of the nodes `keep`, int64 [K], ascending, root first, with their parents."""
         parent = torch.searchsorted(keep, self.parent[keep])
         parent[0] = -1
         return DraftTree(self.token[keep], parent, self.depth[keep], self.score[keep], self.levels)
@@ -153,9 +125,7 @@ class DraftTree:
             assert 0 <= above < node, "parents precede their children"
             depth.append(depth[above] + 1)
         tokens, parents, depths = torch.tensor([list(token), list(parent), depth])
-        scores = torch.zeros(len(depth))
-        if score is not None:
-            scores = torch.as_tensor(score).float()
+        scores = torch.zeros(len(depth)) if score is None else torch.as_tensor(score).float()
         return cls(tokens, parents, depths, scores, max(depth))
 
 
@@ -202,7 +172,7 @@ class GrowingTree:
     @property
     def level_start(self) -> int:
         """The first node of the level drafted last."""
-        return self.size - len(self._scores[-1])
+        return self.size - len(self.newest_scores)
 
     @property
     def frontier(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -227,26 +197,32 @@ class GrowingTree:
         ancestors rank first). The next frontier is the `beam` best by cumulative score, ties
         towards the earlier candidate, or the flat candidates `chosen` of a static tree.
         """
-        width, children = tokens.shape
         nodes, _, _, scores = self.frontier
+        width, children = tokens.shape
         self.top_k = children
         self.level += 1
         self.size += width * children
         self._expanded.append(nodes)
-        self._depths.append(scalar(self.level, torch.long, tokens.device).expand(width))
+        self._depths.append(torch.full_like(nodes, self.level))
         self._tokens.append(tokens.flatten())
         self._scores.append((scores[:, None] + log_probs).flatten())
         self._choice = (beam, chosen)
 
-    def pool(self) -> Pool:
-        """The candidates as lists."""
-        tokens = torch.cat(self._tokens).tolist()
-        scores = torch.cat((self._root_score, *self._scores)).tolist()
-        return Pool(tokens, scores, torch.cat(self._expanded)[1:].tolist(), max(1, self.top_k))
-
     def whole(self) -> DraftTree:
-        """Every candidate as a tree (for recordings and views)."""
-        return self.select(counting(self.size, self._root.device))
+        """Every candidate as a tree."""
+        children = max(1, self.top_k)
+        parent = torch.cat(self._expanded)[1:].repeat_interleave(children)
+        depth = torch.cat(self._depths)[1:].repeat_interleave(children)
+        return DraftTree(
+            torch.cat(self._tokens),
+            torch.cat((self._root - 1, parent)),
+            torch.cat((self._root, depth)),
+            torch.cat((self._root_score, *self._scores)),
+            self.level,
+        )
+
+    def select(self, keep: Tensor) -> DraftTree:
+        return self.whole().select(keep)
 
     def prune(self, verify_nodes: int) -> DraftTree:
         """The root and the best `verify_nodes` candidates by score (EAGLE-2's re-rank)."""
@@ -254,17 +230,6 @@ class GrowingTree:
             return self.select(self._root)
         best = self.scores.sort(descending=True, stable=True).indices[:verify_nodes]
         return self.select(torch.cat((self._root, best.sort().values + 1)))
-
-    def select(self, keep: Tensor) -> DraftTree:
-        """The tree of the pool's nodes `keep`, int64 [K], ascending, root first, with parents."""
-        # the root's own row is the first
-        row = torch.div(keep - 1, max(1, self.top_k), rounding_mode="floor") + 1
-        parent = torch.searchsorted(keep, torch.cat(self._expanded)[row])
-        depth = torch.cat(self._depths)[row]
-        parent[0] = -1
-        token = torch.cat(self._tokens)[keep]
-        score = torch.cat((self._root_score, *self._scores))[keep]
-        return DraftTree(token, parent, depth, score, self.level)
 
 
 @dataclass(frozen=True)
@@ -296,35 +261,22 @@ class Trie:
         return Trie(*zip(*rows, strict=True)) if rows else Trie()
 
 
-@dataclass(frozen=True)
-class Pool:
-    """Drafted candidates as lists, root first; each `expanded` node in turn has top_k of them."""
-
-    tokens: Sequence[int]
-    scores: Sequence[float]
-    expanded: Sequence[int] = ()
-    top_k: int = 1
-
-
 class Merged:
-    """A pool and a trie as one list of candidates: the pool's nodes, then the trie's own.
+    """Drafted candidates and a trie as one list: the drafted nodes, then the trie's own.
 
     An edge in both gets the larger of its two probabilities, which also raises the trie's nodes
-    below it. size: nodes of the pool, root included.
+    below it. tokens, parents, scores: of the drafted nodes, root first; size: how many they are.
     """
 
-    def __init__(self, pool: Pool, trie: Trie):
-        self.size = len(pool.tokens)
-        self.tokens = list(pool.tokens)
-        self.scores = list(pool.scores)
-        self.parents = [-1]
+    def __init__(self, tokens: list[int], parents: list[int], scores: list[float], trie: Trie):
+        self.size = len(tokens)
+        self.tokens = list(tokens)
+        self.parents = list(parents)
+        self.scores = list(scores)
         self._child: dict[tuple[int, int], int] = {}
-        # 1. the pool's nodes; of children with one token the first counts
-        for parent in pool.expanded:
-            for _ in range(pool.top_k):
-                node = len(self.parents)
-                self.parents.append(parent)
-                self._child.setdefault((parent, self.tokens[node]), node)
+        # 1. the drafted nodes; of children with one token the first counts
+        for node in range(1, self.size):
+            self._child.setdefault((parents[node], tokens[node]), node)
 
         # 2. the trie's nodes, each below the place of its parent
         places = [0]
@@ -338,7 +290,7 @@ class Merged:
                 self.parents.append(above)
                 self.scores.append(self.scores[above] + step)
             elif node < self.size:
-                step = max(step, pool.scores[node] - pool.scores[above])
+                step = max(step, scores[node] - scores[above])
                 self.scores[node] = max(self.scores[node], self.scores[above] + step)
             places.append(node)
 
@@ -356,11 +308,10 @@ class Merged:
     def best(self, verify_nodes: int, device: torch.device | None = None) -> DraftTree:
         """The root and the best `verify_nodes` candidates."""
         keep = [0, *sorted(self.ranked()[:verify_nodes])]
-        number = {node: place for place, node in enumerate(keep)}
-        parents = [number[self.parents[node]] for node in keep[1:]]
+        parents = [-1, *(keep.index(self.parents[node]) for node in keep[1:])]
         tokens = [self.tokens[node] for node in keep]
         scores = [self.scores[node] for node in keep]
-        tree = DraftTree.from_arrays(tokens, [-1, *parents], scores)
+        tree = DraftTree.from_arrays(tokens, parents, scores)
         token, parent, depth = torch.stack((tree.token, tree.parent, tree.depth)).to(device)
         return DraftTree(token, parent, depth, tree.score.to(device), tree.levels)
 
@@ -389,6 +340,7 @@ class StaticShape(Plan):
         self.total_tokens = len(paths) + 1
         self._expanded, self._kept = self._layout()
         self.widest = max(1, *map(len, self._expanded))
+        # uploaded once: a cycle has no other upload than its accepted path
         self._placed: dict[torch.device, tuple[list[Tensor], Tensor]] = {}
 
     def _layout(self) -> tuple[list[list[int]], list[int]]:
@@ -417,9 +369,9 @@ class StaticShape(Plan):
     def on(self, device: torch.device) -> tuple[list[Tensor], Tensor]:
         """Per level the flat candidates to expand next, int64 [W]; the pool nodes of the tree."""
         if device not in self._placed:
-            long = torch.long
-            levels = [torch.tensor(level, dtype=long, device=device) for level in self._expanded]
-            self._placed[device] = levels, torch.tensor(self._kept, dtype=long, device=device)
+            rows = [*self._expanded, self._kept]
+            *levels, kept = [torch.tensor(row, dtype=torch.long, device=device) for row in rows]
+            self._placed[device] = levels, kept
         return self._placed[device]
 
 

@@ -12,7 +12,6 @@ from specdec.errors import SpecdecError, check_integer
 
 GIB = 1 << 30
 MOST_TREE_BYTES = 4 * GIB  # no machine handles more per cycle in a reasonable time
-SMALL_BYTES = 64 << 20  # below this the system is not asked
 NODE_BYTES = 40  # token, parent, depth, score and rank of a candidate
 Beam = tuple[int, ...]  # nodes to expand per level
 
@@ -78,16 +77,12 @@ class TreeConfig(Plan):
             check_integer(name, getattr(self, name), lowest)
         object.__setattr__(self, "beam", plain_beam(self.top_k, self.beam))
         if self.flat_nodes and not self.top_k <= self.flat_nodes <= self.verify_nodes:
-            raise SpecdecError(
-                f"flat_nodes={self.flat_nodes} must be 0 or between top_k={self.top_k} and the "
-                f"{self.verify_nodes} nodes that are verified."
-            )
+            allowed = f"between top_k={self.top_k} and the {self.verify_nodes} verified nodes"
+            raise SpecdecError(f"flat_nodes={self.flat_nodes} must be 0 or {allowed}.")
         if self.verify_nodes > self.pool_size:
-            raise SpecdecError(
-                f"a tree of total_tokens={self.total_tokens} needs {self.verify_nodes} candidates, "
-                f"but depth={self.depth}, top_k={self.top_k}, beam={self.beam} offer "
-                f"{self.pool_size}; lower total_tokens or widen the tree."
-            )
+            offer = f"depth={self.depth}, top_k={self.top_k}, beam={self.beam} offer"
+            why = f"{self} needs {self.verify_nodes} candidates, but {offer} {self.pool_size}"
+            raise SpecdecError(f"{why}; lower total_tokens or widen the tree.")
         refuse_tree(self.total_tokens, self.pool_size)
 
     @property
@@ -96,7 +91,6 @@ class TreeConfig(Plan):
 
     @property
     def pool_size(self) -> int:
-        """Candidates the drafter offers."""
         return pool_size(self.depth, self.top_k, self.beam)
 
     @property
@@ -152,13 +146,11 @@ def plain_beam(top_k: int, beam: Beam) -> Beam:
         return ()
     # 1. no level expands more nodes than the level above offers; the last width is reached in time
     plain: list[int] = []
-    offered = top_k
-    while True:
+    width = offered = top_k
+    while len(plain) < len(beam) or (plain[-1] < width and top_k > 1):
         width = beam[min(len(plain), len(beam) - 1)]
         plain.append(min(width, offered))
         offered = plain[-1] * top_k
-        if len(plain) >= len(beam) and (plain[-1] == width or top_k == 1):
-            break
     # 2. the last width holds for all levels below
     while len(plain) > 1 and plain[-1] == plain[-2]:
         plain.pop()
@@ -176,17 +168,12 @@ def pool_size(depth: int, top_k: int, beam: Beam = ()) -> int:
 
 
 def tree_from(text: str) -> TreeConfig:
-    """The tree of "total_tokens,depth,top_k" or "total_tokens,depth,top_k,beam,...".
-
-    >>> tree_from("16,5,4,2,1").beam
-    (2, 1)
-    """
+    """The tree of "total_tokens,depth,top_k" or "total_tokens,depth,top_k,beam,..."."""
     try:
         total_tokens, depth, top_k, *beam = map(int, text.split(","))
     except ValueError:
-        raise SpecdecError(
-            f"{text!r} is not a static tree; write static:total_tokens,depth,top_k[,beam,...]."
-        ) from None
+        form = "static:total_tokens,depth,top_k[,beam,...]"
+        raise SpecdecError(f"{text!r} is not a static tree; write {form}.") from None
     return TreeConfig(total_tokens, depth, top_k, beam=tuple(beam))
 
 
@@ -195,24 +182,17 @@ def refuse_tree(total_tokens: int, candidates: int) -> None:
     # candidates, and the mask of verified nodes as flags and as float32
     size = NODE_BYTES * candidates + 5 * total_tokens**2
     if size > MOST_TREE_BYTES:
-        raise SpecdecError(
-            f"a tree of total_tokens={total_tokens} out of {candidates} candidates takes "
-            f"{size / GIB:,.0f} GiB per text; lower total_tokens, depth, top_k or beam."
-        )
+        tree = f"a tree of total_tokens={total_tokens} out of {candidates} candidates"
+        advice = "lower total_tokens, depth, top_k or beam"
+        raise SpecdecError(f"{tree} takes {size / GIB:,.0f} GiB per text; {advice}.")
 
 
-def check_memory(
-    what: str,
-    size: int,
-    device: torch.device | str = "cpu",
-    advice: str = "lower max_new_tokens, shorten the prompt or use a smaller tree",
-) -> None:
+def check_memory(what: str, size: int, device: torch.device | str = "cpu") -> None:
     """SpecdecError if `size` bytes for `what` exceed the free memory of `device`."""
-    if size <= SMALL_BYTES:
-        return
     free = free_bytes(device)
     if free is not None and size > free:
         sizes = f"{size / GIB:,.1f} GiB and {free / GIB:,.1f} GiB are free"
+        advice = "lower max_new_tokens, shorten the prompt or use a smaller tree"
         raise SpecdecError(f"{what} takes {sizes}; {advice}.")
 
 

@@ -46,15 +46,13 @@ def make_warpers(
     warpers = hf.LogitsProcessorList()
     if repetition_penalty != 1.0:
         warpers.append(hf.RepetitionPenaltyLogitsProcessor(penalty=float(repetition_penalty)))
-    if temperature == 0:
-        return warpers
-    if temperature != 1.0:
+    if temperature not in (0, 1):
         warpers.append(hf.TemperatureLogitsWarper(float(temperature)))
-    if top_k:
+    if temperature and top_k:
         warpers.append(hf.TopKLogitsWarper(top_k=top_k))
-    if top_p < 1.0:
+    if temperature and top_p < 1.0:
         warpers.append(hf.TopPLogitsWarper(top_p=float(top_p)))
-    if min_p > 0.0:
+    if temperature and min_p > 0.0:
         warpers.append(hf.MinPLogitsWarper(min_p=float(min_p)))
     return warpers
 
@@ -115,7 +113,7 @@ class Picker:
 
     def probabilities(self, logits: Tensor, ids: Tensor) -> Tensor:
         """The distribution [V] that `pick` draws from: a point mass when greedy."""
-        warped = self.warpers(ids[None], logits.float()[None])[0]
+        warped: Tensor = self.warpers(ids[None], logits.float()[None])[0]
         if self.sample:
             return warped.softmax(-1)
         return torch.zeros_like(warped).index_fill_(0, warped.argmax(), 1.0)
@@ -166,6 +164,7 @@ class Picker:
         """
         picks = self.pick_tree(tree, logits, committed)
         if picks is not None:
+            # one read-back of all that the walk needs
             tokens, parents, picked = torch.stack((tree.token, tree.parent, picks)).tolist()
             return accept(tokens, parents, lambda node, path: picked[node])
         tokens, parents = torch.stack((tree.token, tree.parent)).tolist()

@@ -10,28 +10,23 @@ out; the model stores its errors on them. `measure` does the timing.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import scipy
+import torch
 from tqdm.auto import tqdm
 
 from specdec import machine, runs
-from specdec.core import clock
+from specdec.core.cycle import run_cycle
+from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Policy
 from specdec.core.tree_config import pool_size
-from specdec.costs.measure import (
-    GROWTH_TOK,
-    SHAPE,
-    CalibrateConfig,
-    Measurements,
-    Timings,
-    answer_ms,
-)
+from specdec.core.verification import Picker
+from specdec.costs.measure import GROWTH_TOK, SHAPE, CalibrateConfig, Measurements, Timings
 from specdec.costs.model import TABLES, CostModel
 from specdec.data import suites
 from specdec.errors import SpecdecError, check_number, door, warn
@@ -59,52 +54,34 @@ def calibrate(pair: Pair, config: CalibrateConfig | None = None, **settings: Any
     return Calibration(pair, config, **settings).model()
 
 
-class Calibration:
-    """A calibration in pieces, interleaved with another measurement: a machine's changes of speed
-    then affect both. settings: as for `calibrate`.
+class Calibration(Measurements):
+    """A calibration in pieces (`go_on`), interleaved with another measurement: a machine's changes
+    of speed then affect both. settings: as for `calibrate`.
     """
 
     @runs.with_settings(CalibrateConfig)
     def __init__(self, pair: Pair, config: CalibrateConfig | None = None, **settings: Any):
-        self.config = _checked(pair, runs.configured(config, CalibrateConfig, settings))
+        config = _checked(pair, runs.configured(config, CalibrateConfig, settings))
         drafter: Any = pair.drafter
         # copies need no forward: only the network's drafter is timed
         if drafter.copied_levels:
             pair = dataclasses.replace(pair, drafter=drafter.drafter)
-        self.pair = pair
-
-    @property
-    def begun(self) -> bool:
-        """Whether anything has been measured yet."""
-        return "measurements" in vars(self)
-
-    @functools.cached_property
-    def measurements(self) -> Measurements:
-        return Measurements(self.pair, self.config, _prompts(self.pair, self.config.seed))
-
-    def go_on(self, frac: float) -> None:
-        """Measure for this fraction of the config's seconds."""
-        with clock.by_processor_time(self.config.cpu_time):
-            self.measurements.go_on(frac * self.config.seconds)
+        super().__init__(pair, config, _prompts(pair, config.seed))
 
     def model(self) -> CostModel:
         """The cost model, after the remaining seconds."""
-        # 1. the measurements
-        pair = self.pair
+        # 1. the measurements, and what was measured where
+        timings = self.finish()
         config = self.config
-        with clock.by_processor_time(config.cpu_time):
-            timings = self.measurements.run(config.seconds, config.progress)
-        # 2. the model, which says what was measured where
-        assert config.top_ks, "the settings are filled in"
-        dtype = dtype_name(pair.target.dtype)
+        dtype = dtype_name(self.pair.target.dtype)
         facts = machine.speed_facts()
         counter = "processor time" if config.cpu_time else "wall clock"
         count = f"calibrated on {len(timings.cycles)} cycles"
         model = fit(
             timings,
-            name=f"{config.name or f'{pair.name}-{dtype}'}@{machine.short_name(facts)}",
+            name=f"{config.name or f'{self.pair.name}-{dtype}'}@{machine.short_name(facts)}",
             provenance=f"{count} after {config.contexts} tokens, {counter}.",
-            pair=pair.name,
+            pair=self.pair.name,
             dtype=dtype,
             machine=facts,
             ranges={
@@ -113,7 +90,7 @@ class Calibration:
                 "top_k": (config.top_ks[0], config.top_ks[-1]),
             },
         )
-        # 3. its errors
+        # 2. its errors
         cycle_frac = model.errors["cycle_median_frac"]
         total_frac = model.errors["total_frac"]
         off = f"cycle_median_frac {cycle_frac:.1%}, total_frac {total_frac:.1%}"
@@ -126,18 +103,33 @@ class Calibration:
 
 
 def measured_answer_ms(pair: Pair, policy: Policy, costs: CostModel) -> float:
-    """`measure.answer_ms` over six embedded prompts, random ones if the pair has no tokenizer."""
-    prompts = random.Random(0).sample(_prompts(pair, 0), 6)
-    return answer_ms(pair, policy, costs, [prompt[-256:] for prompt in prompts])
+    """Milliseconds of one answer of `policy` in live decoding, beyond costs.question_ms.
+
+    Between two answers the models run, as caches should be cold. Of six embedded prompts the first
+    warms up. The slowest twentieth of the cycles, which were interrupted, is left out.
+    """
+    spent = []
+    with pair.inference():
+        for number, prompt in enumerate(random.Random(0).sample(_prompts(pair, 0), 6)):
+            ids = torch.tensor(prompt[-256:], device=pair.target.device)
+            engine = LiveEngine(pair, ids, 48, policy.limits, Picker())
+            policy.reset()
+            engine.prefill()
+            while not engine.finished:
+                row = run_cycle(engine, policy)
+                if row.questions and number:
+                    spent.append((row.policy_ms / row.questions, row.policy_ms, row.questions))
+    if not spent:
+        return 0.0
+    usual = np.array(sorted(spent)[: max(1, len(spent) - len(spent) // 20)])
+    return max(0.0, float(usual[:, 1].sum() / usual[:, 2].sum()) - costs.question_ms)
 
 
 def _checked(pair: Pair, config: CalibrateConfig) -> CalibrateConfig:
     """`config` with contexts, top_ks and nodes filled in."""
     # 1. what can be timed
-    if pair.drafter is None:
-        raise SpecdecError("this pair has no drafter to time; load one with load_pair.")
-    if not pair.drafter.forwards:
-        raise SpecdecError("this drafter has no forwards to time; calibrate one that has.")
+    if pair.drafter is None or not pair.drafter.forwards:
+        raise SpecdecError("calibrate needs a pair whose drafter has forwards to time.")
     if not check_number("seconds", config.seconds) > 0:
         raise SpecdecError(f"seconds must be above 0, got {config.seconds!r}.")
     # 2. contexts that leave room for a turn
@@ -172,42 +164,38 @@ def _prompts(pair: Pair, seed: int) -> list[list[int]]:
 
 def fit(timings: Timings, **facts: Any) -> CostModel:
     """The calibrated CostModel of `timings`, with its errors. facts: name, pair, machine, ..."""
-    # 1. drafting: the root pass, and expansions between the first and the last of a cycle
+    # 1. drafting: the root pass, and the expansions after the first
     cycles = pd.DataFrame(timings.cycles)
     fitted = cycles[~cycles["held"] & cycles["settled"]]
-    between = fitted.dropna(subset="expand_ms").assign(children=fitted["rows"] * fitted["top_k"])
-    widths, expand, expand_per_tok, per_child = by_setting(between, "rows", "expand_ms", "children")
+    later = fitted.dropna(subset="expand_ms").assign(children=fitted["rows"] * fitted["top_k"])
+    widths, expand, expand_per_tok, per_child = by_setting(later, "rows", "expand_ms", "children")
     rooted = fitted.dropna(subset="root_ms")
     root_widths, root, root_per_tok, _ = by_setting(rooted, "top_k", "root_ms")
     assert np.array_equal(widths, root_widths), "every width was measured both ways"
-    # 2. what the first expansion takes longer, and the last one, after which nodes are chosen
-    per_tok = np.interp(fitted["rows"], widths, expand_per_tok)
-    usual = np.interp(fitted["rows"], widths, expand) + per_tok * fitted["context_tok"]
-    usual += per_child * fitted["rows"] * fitted["top_k"]
-    first = max(0.0, typical((fitted["first_ms"] - usual)[fitted["expansions"] > 1]))
-    last = fitted["last_ms"] - usual - first * (fitted["expansions"] == 1)
-    fixed, per_candidate, per_node = _choosing(fitted, last)
-    # 3. verification, plain steps and the rest
+    # 2. verification, with the choice of nodes, and plain steps
     nodes, verify, verify_per_tok, _ = by_setting(fitted, "verify_nodes", "verify_ms")
     _, step, step_per_tok, _ = by_setting(pd.DataFrame(timings.steps).assign(rows=0), "rows", "ms")
     model = CostModel(
         kind="calibrated",
         widths=widths,
-        root=root + per_candidate * widths,
+        root=root,
         root_per_tok=root_per_tok,
         expand=expand,
         expand_per_tok=expand_per_tok,
-        candidate_ms=per_child + per_candidate,
-        first_ms=first,
+        candidate_ms=per_child,
         nodes=nodes,
-        verify=verify + per_node * nodes,
+        verify=verify,
         verify_per_tok=verify_per_tok,
-        rest_ms=max(0.0, typical(fitted["rest_ms"])) + fixed,
+        rest_ms=typical(fitted["rest_ms"]),
         question_ms=float(np.median(timings.questions)),
         step=float(step[0]),
         step_per_tok=float(step_per_tok[0]),
         **facts,
     )
+    # 3. what a cycle's first expansion takes longer
+    usual_ms = model.expand_ms(fitted["top_k"], fitted["context_tok"], fitted["rows"])
+    first_ms = max(0.0, typical(fitted["first_ms"] - usual_ms))
+    model = dataclasses.replace(model, first_ms=first_ms)
     # 4. all parts of a cycle scaled alike, so that the sum over cycles is exact
     predicted = model.cycle_ms(*(fitted[name].to_numpy() for name in SHAPE))
     total_ms = fitted["total_ms"].to_numpy()
@@ -256,29 +244,9 @@ def by_setting(
     return settings, base, per_tok, float(per_unit) * PER_THOUSAND
 
 
-def _choosing(rows: pd.DataFrame, last: pd.Series) -> tuple[float, float, float]:
-    """(fixed ms, ms per candidate, ms per node) that the last expansion takes longer."""
-    rows = rows[last.notna()]
-    candidates = rows["top_k"] + rows["expansions"] * rows["rows"] * rows["top_k"]
-    columns = np.stack((np.ones(len(rows)), candidates / 1e3, rows["verify_nodes"] / 1e2), axis=1)
-    fixed, per_candidate, per_node = trimmed_nnls(columns, last.dropna().to_numpy())
-    return float(fixed), float(per_candidate / 1e3), float(per_node / 1e2)
-
-
-def trimmed_nnls(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Non-negative least squares, three times, without rows far from the previous fit."""
-    near = np.ones(len(values), dtype=bool)
-    for _ in range(3):
-        solution = scipy.optimize.nnls(columns[near], values[near])[0]
-        near = _near(values - columns @ solution)
-    return solution
-
-
 def typical(times: pd.Series) -> float:
     """The mean without outliers; a median would miss slower moments, which all work has."""
     values = times.dropna().to_numpy(float)
-    if not len(values):
-        return 0.0
     return float(values[_near(values - np.median(values))].mean())
 
 
@@ -297,17 +265,21 @@ def _with_turns(model: CostModel, timings: Timings, cycles: pd.DataFrame) -> Cos
     prefill_ms = turns["prefill_ms"].to_numpy()
     reading_ms = np.maximum(first["root_ms"].to_numpy() - usual, 0)
     # relative to the prefill: prompts differ tenfold in length
-    columns = np.stack((np.ones(len(turns)), prompt_tok * PER_THOUSAND), axis=1)
-    columns = columns / prefill_ms[:, None]
-    turn = trimmed_nnls(columns, prefill_ms / prefill_ms)
-    reading = trimmed_nnls(columns, reading_ms / prefill_ms)
+    columns = np.stack((np.ones(len(turns)), prompt_tok), axis=1) / prefill_ms[:, None]
+    turn = _trimmed(columns, prefill_ms / prefill_ms)
+    reading = _trimmed(columns, reading_ms / prefill_ms)
     return dataclasses.replace(
-        model,
-        turn=float(turn[0]),
-        turn_per_tok=float(turn[1] * PER_THOUSAND),
-        reading=float(reading[0]),
-        reading_per_tok=float(reading[1] * PER_THOUSAND),
+        model, turn=turn[0], turn_per_tok=turn[1], reading=reading[0], reading_per_tok=reading[1]
     )
+
+
+def _trimmed(columns: np.ndarray, values: np.ndarray) -> list[float]:
+    """Non-negative least squares, three times, without rows far from the previous fit."""
+    near = np.ones(len(values), dtype=bool)
+    for _ in range(3):
+        solution = scipy.optimize.nnls(columns[near], values[near])[0]
+        near = _near(values - columns @ solution)
+    return solution.tolist()
 
 
 def errors(model: CostModel, timings: Timings) -> dict[str, float]:

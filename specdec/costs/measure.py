@@ -19,15 +19,14 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
-from specdec.core.clock import Clock
+from specdec.core.clock import Clock, by_processor_time
 from specdec.core.cycle import run_cycle
 from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
-from specdec.core.policy import Policy, Static
+from specdec.core.policy import Static
 from specdec.core.records import SIZE, Question
 from specdec.core.tree_config import TreeConfig, plain_beam, pool_size
 from specdec.core.verification import Picker
-from specdec.costs.model import CostModel
 
 # the time of a cycle depends on these
 SHAPE = ("top_k", "expansions", "verify_nodes", "context_tok", "rows")
@@ -56,21 +55,14 @@ NODES = (
 class CalibrateConfig:
     """What `calibrate` measures, and how long."""
 
-    # longer only if some setting is still unmeasured
-    seconds: float = 45.0
+    seconds: float = 45.0  # longer only if some setting is still unmeasured
     seed: int = 0
-    # prompt lengths; None: three, up to 900 tokens or the target's limit
-    contexts: tuple[int, ...] | None = None
-    # beam widths; None: as far as the vocabulary reaches
-    top_ks: tuple[int, ...] | None = None
-    # sizes of the verified trees
-    nodes: tuple[int, ...] = NODES
-    # expansions run from 1 to this
-    depth: int = 12
-    # processor time in place of the wall clock, for one thread on a busy CPU
-    cpu_time: bool = False
-    # of the model; None: the pair's and its dtype
-    name: str | None = None
+    contexts: tuple[int, ...] | None = None  # prompt lengths; None: three, up to 900 tokens
+    top_ks: tuple[int, ...] | None = None  # beam widths; None: as far as the vocabulary reaches
+    nodes: tuple[int, ...] = NODES  # sizes of the verified trees
+    depth: int = 12  # expansions run from 1 to this
+    cpu_time: bool = False  # processor time, for one thread on a busy CPU
+    name: str | None = None  # of the model; None: the pair's and its dtype
     progress: bool = True
 
 
@@ -91,36 +83,23 @@ class Timings:
     held_turns: list[dict] = field(default_factory=list)
 
 
-class MarkedClock(Clock):
-    """A clock that also keeps the time of each mark; stretches between marks cover the cycle."""
+def stretches(clock: Clock, total_ms: float) -> dict[str, float]:
+    """Milliseconds of the parts of the cycle that just ended, NaN for one that it lacks.
 
-    def start(self) -> None:
-        super().start()
-        self.begin = self._begin
-        self.marks: list[Any] = []
-
-    def mark(self) -> None:
-        super().mark()
-        self.marks.append(self._mark)
-
-    def stretches(self, expansions: int, total_ms: float) -> dict[str, float]:
-        """Milliseconds of the parts of the cycle that just ended, NaN for one that it lacks:
-        expand_ms is the mean between the first and the last expansion, last_ms includes choosing.
-        """
-        # the root begins the cycle; a plain step drafts nothing
-        moments = [self.begin, *self.marks[1:]]
-        at_ms = [self.ms_between(self.begin, moment) for moment in moments]
-        *drafting, verify, rest = np.diff([*at_ms, total_ms])
-        stretches = dict.fromkeys(("root_ms", "first_ms", "expand_ms", "last_ms"), np.nan)
-        # without an expansion the root's stretch includes choosing nodes; they cannot be separated
-        if expansions:
-            stretches["root_ms"] = drafting[0]
-            stretches["last_ms"] = drafting[-1]
-        if expansions > 1:
-            stretches["first_ms"] = drafting[1]
-        if expansions > 2:
-            stretches["expand_ms"] = float(np.mean(drafting[2:-1]))
-        return {**stretches, "verify_ms": verify, "rest_ms": rest}
+    A part ends with its forward and begins where the part before it ended, so that the parts cover
+    the cycle. Growing a level counts with the next forward. expand_ms: mean without the first.
+    """
+    ends = [end for _, end in clock.laps["draft"] + clock.laps["verify"]]
+    ends_ms = [clock.ms_between(clock.begin, end) for end in ends]
+    *drafting, verify, rest = np.diff([0.0, *ends_ms, total_ms])
+    parts = dict.fromkeys(("root_ms", "first_ms", "expand_ms"), np.nan)
+    if len(drafting) > 0:
+        parts["root_ms"] = drafting[0]
+    if len(drafting) > 1:
+        parts["first_ms"] = drafting[1]
+    if len(drafting) > 2:
+        parts["expand_ms"] = float(np.mean(drafting[2:]))
+    return {**parts, "verify_ms": verify, "rest_ms": rest}
 
 
 @dataclass
@@ -150,17 +129,12 @@ class TreeSampler:
         # 1. children and rows that offer so many nodes
         widths = [k for k in self.top_ks if pool_size(self.depth, k) >= nodes]
         top_k = self._rarest([k for k in widths if k <= WIDEST * nodes] or widths, (place, "top_k"))
-        enough = []
-        for rows in [k for k in self.top_ks if k <= top_k]:
-            if pool_size(self.depth, top_k, plain_beam(top_k, (rows,))) >= nodes:
-                enough.append(rows)
+        narrow = [rows for rows in self.top_ks if rows <= top_k]
+        enough = [rows for rows in narrow if pool_size(self.depth, top_k, (rows,)) >= nodes]
         rows = self._rarest(enough, (place, "rows"))
         # 2. a depth; deeper drafts than nodes leave other caches, and are not used
         fewest = max(1, -(-(nodes - top_k) // (top_k * rows)))
         deepest = max(fewest, min(self.depth, nodes + 1))
-        if min(self.dealt[(place, "top_k"), top_k], self.dealt[(place, "rows"), rows]) == 1:
-            # a width's first tree needs an expansion between its first and its last
-            fewest = max(fewest, min(3, deepest))
         return TreeConfig(nodes + 1, self.draw.randint(fewest, deepest), top_k, beam=(rows,))
 
     def free(self, counts: tuple[int, ...] = ()) -> TreeConfig:
@@ -183,15 +157,6 @@ class TreeSampler:
         self.dealt[where, value] += 1
         return int(value)
 
-    def complete(self, places: int) -> bool:
-        """Whether every node count and width occurred in every context."""
-        grid = (("nodes", self.nodes), ("top_k", self.top_ks), ("rows", self.top_ks))
-        for place in range(places):
-            for what, values in grid:
-                if not all(self.dealt[(place, what), value] for value in values):
-                    return False
-        return True
-
 
 class AskingPolicy(Static):
     """Asks SIZE and answers without thinking: measures the cost of a question itself."""
@@ -199,55 +164,61 @@ class AskingPolicy(Static):
     asks = frozenset({SIZE})
 
     def answer(self, question: Question) -> int:
-        return min(self.plan.verify_nodes, question.largest)
-
-
-def answer_ms(
-    pair: Pair, policy: Policy, costs: CostModel, prompts: list[list[int]], new_tok: int = 48
-) -> float:
-    """Milliseconds of one answer of `policy` in live decoding, beyond costs.question_ms.
-
-    Between two answers the models run, as caches should be cold. The first prompt warms up. The
-    slowest twentieth of the cycles, which were interrupted, is left out.
-    """
-    spent = []
-    with pair.inference():
-        for number, prompt in enumerate(prompts):
-            ids = torch.tensor(prompt, device=pair.target.device)
-            engine = LiveEngine(pair, ids, new_tok, policy.limits, Picker())
-            policy.reset()
-            engine.prefill()
-            while not engine.finished:
-                row = run_cycle(engine, policy)
-                if row.questions and number:
-                    spent.append((row.policy_ms / row.questions, row.policy_ms, row.questions))
-    if not spent:
-        return 0.0
-    usual = np.array(sorted(spent)[: max(1, len(spent) - len(spent) // 20)])
-    return max(0.0, float(usual[:, 1].sum() / usual[:, 2].sum()) - costs.question_ms)
+        return question.largest
 
 
 class Measurements:
-    """The jobs of a calibration; `timings` collects their rows."""
+    """The jobs of a calibration; `timings` collects their rows. config: with all settings."""
 
     def __init__(self, pair: Pair, config: CalibrateConfig, prompts: list[list[int]]):
-        assert config.contexts and config.top_ks, "the settings are filled in"
         self.pair = pair
+        self.config = config
         self.contexts = config.contexts
         self.prompts = prompts
+        self.picker = Picker()
         draw = random.Random(config.seed)
         self.trees = TreeSampler(config.top_ks, config.nodes, config.depth, draw)
-        self.clock = MarkedClock(pair.target.device)
-        self.picker = Picker()
-        self.draw = random.Random(config.seed + 1)
         self.checked = [self.trees.free() for _ in range(CHECKED_TREES)]
+        self.draw = random.Random(config.seed + 1)
         self.jobs: list[tuple[Callable[[Any], None], Any]] = []
         self.rounds = 0
         self.spent_s = 0.0
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything has been measured yet."""
+        return self.spent_s > 0
+
+    def go_on(self, frac: float) -> None:
+        """Measure for this fraction of the config's seconds."""
+        with by_processor_time(self.config.cpu_time):
+            if not self.begun:
+                self._warm_up()
+            begin = self.clock.now()
+            before = self.spent_s
+            while self.spent_s - before < frac * self.config.seconds:
+                self.jobs = self.jobs or self._round()
+                job, argument = self.jobs.pop()
+                job(argument)
+                self.rounds += not self.jobs
+                self.spent_s = before + self.clock.now() - begin
+
+    def finish(self) -> Timings:
+        """Use the remaining seconds, and more until all settings are measured."""
+        seconds = self.config.seconds
+        piece = min(1.0, PIECE_S / seconds)
+        hidden = not self.config.progress
+        with tqdm(total=round(seconds), desc="calibrate", unit="s", disable=hidden) as bar:
+            while self.spent_s < seconds or not self.complete():
+                self.go_on(piece)
+                bar.update(min(bar.total, int(self.spent_s)) - bar.n)
+        return self.timings
+
+    def _warm_up(self) -> None:
+        """One job of each kind, whose rows are discarded."""
+        self.clock = Clock(self.pair.target.device)
         self._restart()
-        # one job of each kind, discarded
-        warm_up = {job.__name__: (job, argument) for job, argument in self.round()}
-        for job, argument in warm_up.values():
+        for job, argument in {job: (job, argument) for job, argument in self._round()}.values():
             job(argument)
         self._restart()
 
@@ -255,31 +226,9 @@ class Measurements:
         self.timings = Timings()
         self.trees.dealt = Counter()
         self.engines: dict[int, LiveEngine] = {}
-        self.plain: dict[int, Any] = {}
         self.turns = 0
 
-    def go_on(self, seconds: float, bar: Any = None) -> None:
-        """Run rounds of jobs for so many more seconds. bar: counts the seconds of all calls."""
-        begin = self.clock.now()
-        before = self.spent_s
-        while self.spent_s - before < seconds:
-            self.jobs = self.jobs or self.round()
-            job, argument = self.jobs.pop()
-            job(argument)
-            self.rounds += not self.jobs
-            self.spent_s = before + self.clock.now() - begin
-            if bar is not None:
-                bar.update(min(bar.total, int(self.spent_s)) - bar.n)
-
-    def run(self, seconds: float, progress: bool) -> Timings:
-        """Use the remaining seconds, and more until all settings are measured."""
-        with tqdm(total=round(seconds), desc="calibrate", unit="s", disable=not progress) as bar:
-            self.go_on(seconds - self.spent_s, bar)
-            while not self.complete():
-                self.go_on(PIECE_S, bar)
-        return self.timings
-
-    def round(self) -> list[tuple[Callable[[Any], None], Any]]:
+    def _round(self) -> list[tuple[Callable[[Any], None], Any]]:
         """One round in random order: (job, its argument)."""
         places = range(len(self.contexts))
         jobs: list[Any] = []
@@ -289,14 +238,17 @@ class Measurements:
         return self.draw.sample(jobs, len(jobs))
 
     def complete(self) -> bool:
-        """Whether every setting was measured in every context, and something held out."""
-        if not self.rounds or not self.trees.complete(len(self.contexts)):
-            return False
+        """Whether every size was measured in every context, every width, and something held out."""
         cycles = pd.DataFrame(self.timings.cycles)
-        held = cycles["held"]
-        deep = cycles[~held & cycles["settled"] & (cycles["expansions"] > 2)]
-        widths = set(self.trees.top_ks)
-        return bool(held.any()) and widths == set(deep["rows"]) & set(deep["top_k"]) & widths
+        if not self.rounds or not cycles["held"].any():
+            return False
+        fitted = cycles[~cycles["held"] & cycles["settled"]]
+        for place in range(len(self.contexts)):
+            sizes = fitted.loc[fitted["place"] == place, "verify_nodes"]
+            if not set(self.trees.nodes) <= set(sizes):
+                return False
+        deep = fitted.dropna(subset="expand_ms")
+        return set(self.trees.top_ks) <= set(deep["rows"]) & set(deep["top_k"])
 
     def cycles(self, where: tuple[int, tuple[int, ...]]) -> None:
         """Rows of cycles of random trees. where: the place of a context, a band's node counts."""
@@ -324,46 +276,41 @@ class Measurements:
             self.engines[place] = engine
             self.timings.turns.append({"prompt_tok": len(prompt), "prefill_ms": prefill_ms})
             # only a drafted tree shows the drafter's time for reading the prompt
-            if not (tree.verify_nodes and tree.depth):
-                tree = TreeConfig(2, 2, self.trees.top_ks[0])
+            if not tree.verify_nodes:
+                tree = TreeConfig(2, 1, self.trees.top_ks[0])
         cycle = run_cycle(engine, Static.of(tree))
+        settled = settled and not first
         row = {name: getattr(cycle, name) for name in (*SHAPE[:-1], "total_ms")}
-        row.update(place=place, rows=tree.widest, held=held, first=first)
-        row.update(settled=settled and not first)
-        row.update(self.clock.stretches(cycle.expansions, cycle.total_ms))
-        self.timings.cycles.append(row)
-        return settled and not first
+        row.update(place=place, rows=tree.widest, held=held, first=first, settled=settled)
+        self.timings.cycles.append({**row, **stretches(self.clock, cycle.total_ms)})
+        return settled
 
     def steps(self, place: int) -> None:
-        """Plain steps at the context `place`, in a turn that restarts at the end of its buffer."""
+        """Plain steps after a prompt of the context `place`."""
         target: Any = self.pair.target
+        prompt = torch.tensor(self._prompt(self.contexts[place]), device=target.device)
+        length = len(prompt)
+        # one mean a row: its first steps are slower and would look interrupted
+        spent_ms = []
         with target.inference(taps=False):
-            # 1. the open turn of this context, or a new one
-            buffer, length, cache = self.plain.get(place, ((), 0, None))
-            if length + SETTLING + STEPS >= len(buffer):
-                prompt = torch.tensor(self._prompt(self.contexts[place]), device=target.device)
-                length = len(prompt)
-                buffer = torch.zeros(length + GROWTH_TOK, dtype=torch.long, device=target.device)
-                buffer[:length] = prompt
-                cache = target.new_cache(len(buffer))
-                rows = target.forward(prompt, cache, last_only=True)
-                buffer[length] = self.picker.pick(rows.logits[-1], prompt)
-            # 2. steps, of which the first ones do not count
-            spent_ms = []
-            for number in range(SETTLING + STEPS):
+            ids = torch.cat((prompt, prompt.new_zeros(SETTLING + STEPS + 1)))
+            cache = target.new_cache(len(ids))
+            rows = target.forward(prompt, cache, last_only=True)
+            ids[length] = self.picker.pick(rows.logits[-1], prompt)
+            for end in range(length + 1, len(ids)):
                 self.clock.wait()
                 begin = self.clock.now()
-                rows = target.forward(buffer[length : length + 1], cache, last_only=True)
-                buffer[length + 1] = self.picker.pick(rows.logits[-1], buffer[: length + 1])
+                rows = target.forward(ids[end - 1 : end], cache, last_only=True)
+                ids[end] = self.picker.pick(rows.logits[-1], ids[:end])
                 self.clock.wait()
-                if number >= SETTLING:
-                    spent_ms.append(1e3 * (self.clock.now() - begin))
-                length += 1
-            # 3. one mean a row: its first steps are slower and would look interrupted
-            context_tok = length - (STEPS + 1) / 2
-            row = {"place": place, "context_tok": context_tok, "ms": float(np.mean(spent_ms))}
-            self.timings.steps.append(row)
-            self.plain[place] = (buffer, length, cache)
+                spent_ms.append(1e3 * (self.clock.now() - begin))
+        context_tok = length + SETTLING + (STEPS - 1) / 2
+        row = {
+            "place": place,
+            "context_tok": context_tok,
+            "ms": float(np.mean(spent_ms[SETTLING:])),
+        }
+        self.timings.steps.append(row)
 
     def questions(self, place: int) -> None:
         """Ask a policy questions at the context `place`."""
@@ -379,7 +326,6 @@ class Measurements:
         number = self.turns % len(self.checked)
         self.turns += 1
         tree = self.checked[number]
-        policy = Static.of(tree)
         prompt = self.draw.choice(self.prompts)[-self.contexts[-1] :]
         rows = []
         times_ms = []
@@ -388,7 +334,7 @@ class Measurements:
             begin = self.clock.now()
             engine, _ = self._engine(prompt, TURN_TOK, tree)
             while not engine.finished:
-                cycle = run_cycle(engine, policy)
+                cycle = run_cycle(engine, Static.of(tree))
                 rows.append([*(getattr(cycle, name) for name in SHAPE[:-1]), tree.widest])
                 times_ms.append(cycle.total_ms)
             total_ms = 1e3 * (self.clock.now() - begin)

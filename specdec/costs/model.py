@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specdec import machine, runs
-from specdec.core.tree_config import TreeConfig, check_memory
+from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, check_integer, check_name, warn
 from specdec.stored import checked
 
@@ -89,30 +89,22 @@ class CostModel:
 
     def __post_init__(self) -> None:
         check_name("kind of cost model", self.kind, KINDS)
-        problem = ""
         for grid, tables in GRIDS.items():
             points = np.asarray(getattr(self, grid), dtype=int)
             object.__setattr__(self, grid, tuple(points.tolist()))
-            if (np.diff(points) <= 0).any():
-                problem = f"{grid} must be ascending"
+            _require((np.diff(points) > 0).all(), f"{grid} must be ascending")
             for name in tables:
                 values = np.asarray(getattr(self, name), dtype=float)
                 object.__setattr__(self, name, tuple(values.tolist()))
-                if values.shape != points.shape or not (values >= 0).all():
-                    problem = f"{name} holds a time of at least 0 ms per grid point of {grid}"
-        if not problem and (self.widths[0] < 1 or self.nodes[0] != 0):
-            problem = "widths start at 1 or more, nodes at 0"
-        if not problem and (np.diff([self.verify, self.verify_per_tok]) < 0).any():
-            problem = "verify and verify_per_tok never fall with nodes"
-        if self.step < 0:
-            problem = "step is at least 0 ms"
-        if problem:
-            raise SpecdecError(f"of a cost model {problem}.")
+                fits = values.shape == points.shape and (values >= 0).all()
+                _require(fits, f"{name} holds a time of at least 0 ms per grid point of {grid}")
+        _require(self.widths[0] >= 1 and self.nodes[0] == 0, "widths start at 1, nodes at 0")
+        rises = (np.diff([self.verify, self.verify_per_tok]) >= 0).all()
+        _require(rises, "verify and verify_per_tok never fall with nodes")
+        _require(self.step >= 0, "step is at least 0 ms")
 
     def __repr__(self) -> str:
-        """One line, without the tables."""
-        verify = f"{self.verify[0]:.3g} to {self.verify[-1]:.3g} ms for 0 to {self.nodes[-1]} nodes"
-        return f"CostModel({self.name!r}, {self.kind}: {self.step:.3g} ms a plain step, {verify})"
+        return f"CostModel({self.name!r}, {self.kind}: {self.step:.3g} ms a plain step)"
 
     def root_ms(self, top_k: Numbers, context_tok: Numbers) -> np.ndarray:
         """The drafter's root pass, with its level's host work."""
@@ -191,14 +183,9 @@ class CostModel:
     def batched(self, texts: int) -> CostModel:
         """The model of a cycle shared by `texts` texts (`decode_many`), computed, not measured.
 
-            verify_ms(V) = that of one text's tree with as many rows, texts * (V + 1) - 1 nodes
-            context, host work (of plain steps as well) and questions count once per text
-            expansions: tables of texts * k rows, continued
-
-        >>> from specdec.costs.profiles import profile
-        >>> eight = profile("ltd-a100-vicuna-13b").batched(8)
-        >>> float(eight.step_ms(0)), round(float(eight.verify_ms(15, 0)), 1)  # 8, 128 rows
-        (33.3, 35.8)
+        verify_ms(V) = that of one text's tree with as many rows, texts * (V + 1) - 1 nodes
+        context, host work (of plain steps as well) and questions count once per text
+        expansions: tables of texts * k rows, continued
         """
         check_integer("texts", texts, 1)
         assert self.texts == 1, "a batch starts from the costs of one text"
@@ -236,7 +223,6 @@ class CostModel:
 
     def lookup(self, most_nodes: int) -> tuple[list[float], list[float]]:
         """(ms at context 0, ms per context token) of 0..most_nodes nodes, as plain numbers."""
-        check_memory(f"a table of {most_nodes} times", 100 * most_nodes, advice="lower most_nodes")
         base, slope = self._by_nodes(np.arange(most_nodes + 1))
         return base.tolist(), slope.tolist()
 
@@ -293,6 +279,11 @@ class CostModel:
         if not is_model or record.pop("schema", None) != SCHEMA:
             raise SpecdecError(f"{path} holds no cost model of schema {SCHEMA}; {advice}.")
         return checked(cls, record, path, advice)
+
+
+def _require(condition: bool, rule: str) -> None:
+    if not condition:
+        raise SpecdecError(f"of a cost model {rule}.")
 
 
 @functools.cache

@@ -1,6 +1,4 @@
-"""Cost models of other machines: published measurements (published.yml), and a roofline for other
-GPUs. PROFILES holds both.
-"""
+"""Cost models of other machines: published measurements (published.yml) and a GPU's roofline."""
 
 from __future__ import annotations
 
@@ -33,25 +31,6 @@ BYTES = 2.0  # per parameter
 WIDTHS = (1, 2, 4, 8, 10, 16, 20, 32, 64, 96, 128, 192, 256, 288, 320, 384, 512)
 
 
-def _forward_ms(
-    rows: np.ndarray,
-    weights: float,
-    depth: int,
-    hidden: int,
-    kv_frac: float,
-    bytes_per_ms: float,
-    flop_per_ms: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    """(ms at context 0, ms per context token) of one forward over `rows` rows, without launches."""
-    # 1. the weights are read, while rows are multiplied
-    read_ms = weights * BYTES / bytes_per_ms
-    weights_ms = np.maximum(read_ms, 2 * weights * rows / flop_per_ms)
-    # 2. per context token, keys and values are read, or attended to
-    cached = 2 * hidden * kv_frac * BYTES * depth / bytes_per_ms
-    attending = 4 * hidden * depth * rows / flop_per_ms
-    return weights_ms, np.maximum(cached, attending)
-
-
 @door
 def roofline(
     parameters: float,
@@ -71,35 +50,37 @@ def roofline(
         forward_ms(r) = max(weight bytes / bandwidth, 2 * parameters * r / rate)
                         + launch_ms_per_layer * layers
 
-    for r rows in 16-bit numbers. parameters: those multiplied per row, so no embeddings. The
-    drafter has one layer. kv_frac: width of keys and values over `hidden` (grouped heads).
+    for r rows in 16-bit numbers. parameters: those multiplied per row, so no embeddings (the
+    drafter has one layer). kv_frac: width of keys and values over `hidden` (grouped heads).
 
-    >>> gpu = dict(bandwidth_gb_per_s=1000, tflop_per_s=100)
-    >>> costs = roofline(1e9, 1e8, layers=10, hidden=1000, **gpu)
+    >>> costs = roofline(1e9, 1e8, layers=10, hidden=1000, bandwidth_gb_per_s=1000, tflop_per_s=100)
     >>> float(costs.step_ms(0)), float(costs.verify_ms(199, 0))  # reading 2 GB; arithmetic
     (2.0, 4.0)
     """
     sizes = (parameters, drafter_parameters, bandwidth_gb_per_s, tflop_per_s, layers, hidden)
     if min(sizes) <= 0:
         raise SpecdecError(f"a roofline needs sizes and rates above 0; got {sizes}.")
+    bytes_per_ms, flop_per_ms = bandwidth_gb_per_s * 1e6, tflop_per_s * 1e9
 
     def forward(rows: np.ndarray, weights: float, depth: int) -> tuple[np.ndarray, np.ndarray]:
-        rates = (bandwidth_gb_per_s * 1e6, tflop_per_s * 1e9)
-        base, per_tok = _forward_ms(rows, weights, depth, hidden, kv_frac, *rates)
-        return base + launch_ms_per_layer * depth, per_tok
+        # 1. the weights are read, while rows are multiplied
+        weights_ms = np.maximum(weights * BYTES / bytes_per_ms, 2 * weights * rows / flop_per_ms)
+        # 2. per context token, keys and values are read, or attended to
+        cached = 2 * hidden * kv_frac * BYTES * depth / bytes_per_ms
+        attending = 4 * hidden * depth * rows / flop_per_ms
+        return weights_ms + launch_ms_per_layer * depth, np.maximum(cached, attending)
 
     nodes = np.unique([0, *np.round(np.geomspace(1, MOST_NODES, 40)).astype(int)])
     verify, verify_per_tok = forward(nodes + 1, parameters, layers)
     expand, expand_per_tok = forward(np.array(WIDTHS), drafter_parameters, 1)
     root, root_per_tok = forward(np.ones(len(WIDTHS)), drafter_parameters, 1)
-    sizes_text = f"{parameters:.3g} + {drafter_parameters:.3g} parameters"
-    launches = f"{launch_ms_per_layer:g} ms of launches per layer and {draft_host_ms:g} ms of host"
     gpu = f"{bandwidth_gb_per_s:g} GB/s, {tflop_per_s:g} TFLOP/s"
-    facts = f"{sizes_text}, {gpu}, {launches} work per draft forward (assumed)"
+    sheet = f"{parameters:.3g} + {drafter_parameters:.3g} parameters, {gpu}"
+    host = f"{launch_ms_per_layer:g} ms of launches per layer and {draft_host_ms:g} ms of host work"
     return CostModel(
         name,
         "roofline",
-        f"roofline, not measured: {facts}.",
+        f"roofline, not measured: {sheet}, {host} per draft forward (assumed).",
         widths=WIDTHS,
         root=root + draft_host_ms,
         root_per_tok=root_per_tok,
@@ -120,9 +101,8 @@ def _presets() -> dict[str, CostModel]:
     for gpu, (bandwidth, rate) in GPUS.items():
         for host, launches in HOSTS.items():
             name = f"roofline-{gpu}-llama-8b-{host}"
-            sheet: dict[str, Any] = {**LLAMA_8B, **launches}
-            sheet.update(bandwidth_gb_per_s=bandwidth, tflop_per_s=rate)
-            models[name] = roofline(name=name, **sheet)
+            sheet: dict[str, Any] = dict(bandwidth_gb_per_s=bandwidth, tflop_per_s=rate, name=name)
+            models[name] = roofline(**LLAMA_8B, **launches, **sheet)
     return models
 
 
@@ -139,8 +119,6 @@ def prices(source: CostModel | Path | str) -> CostModel:
     if isinstance(source, CostModel):
         return source
     place = runs.placed(source)
-    if place.is_file():
+    if place.is_file() or place.suffix == ".json":
         return CostModel.load(place)
-    if place.suffix == ".json":
-        raise SpecdecError(f"there is no file {source}; run `specdec calibrate --out`.")
     return profile(str(source))

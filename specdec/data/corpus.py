@@ -1,4 +1,4 @@
-"""The corpus of the small pairs: 32,449 chats of sixteen task families.
+"""The corpus of the small pairs, and their training text: 32,449 chats of sixteen task families.
 
 The chats ship as text, `corpus.jsonl.xz`, in the order in which the shipped pairs read them with
 seed 0. A chat's `stream` is its purpose: "0/tokenizer", "0/<block>" (of the target's rows),
@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 FILE = Path(__file__).with_name("corpus.jsonl.xz")
 PROMPTS, RECORDED = "drafter/0", "0/record"  # streams that are not used for rows
+JOINED_FRAC = 0.2  # examples that continue the chat before them
 
 
 class Example(NamedTuple):
@@ -29,6 +30,15 @@ class Example(NamedTuple):
     family: str
     turns: tuple[str, ...]
     answers: tuple[str, ...]
+
+    @property
+    def messages(self) -> list[dict]:
+        """The chat's messages."""
+        messages = []
+        for turn, answer in zip(self.turns, self.answers, strict=True):
+            messages.append({"role": "user", "content": turn})
+            messages.append({"role": "assistant", "content": answer})
+        return messages
 
 
 @functools.cache
@@ -43,11 +53,7 @@ def streams() -> dict[str, list[Example]]:
 
 
 def training_examples(stream: str | int, count: int | None = None) -> Iterator[Example]:
-    """`count` chats (None: no end): those of `stream`, then all in one new order after another.
-
-    >>> next(training_examples("0/0", 1)).family
-    'howto'
-    """
+    """`count` chats (None: no end): those of `stream`, then all in one new order after another."""
     return islice(_without_end(str(stream)), count)
 
 
@@ -62,9 +68,24 @@ def _without_end(stream: str) -> Iterator[Example]:
         yield from rng.sample(rows, len(rows))
 
 
-def drafter_prompts(seed: int, count: int) -> list[Example]:
-    """At most `count` chats that no target is trained on; seeds other than 0 change the order."""
-    chats = streams()[PROMPTS]
-    if seed != 0:
-        chats = random.Random(seed).sample(chats, len(chats))
-    return chats[:count]
+class CorpusChats:
+    """The corpus as a ChatSource (training.drafter.chats)."""
+
+    key = None
+
+    def prompts(self, seed: int, count: int) -> list[list[dict]]:
+        """At most `count` conversations that are not in the target's own training stream."""
+        chats = streams()[PROMPTS]
+        if seed != 0:
+            chats = random.Random(seed).sample(chats, len(chats))
+        return [example.messages for example in chats[:count]]
+
+    def stream(self, block_seed: str) -> Iterator[list[dict]]:
+        """Conversations of one block of rows, without end."""
+        rng = random.Random(f"joined/{block_seed}")
+        messages: list[dict] = []
+        for example in training_examples(block_seed):
+            if messages and rng.random() >= JOINED_FRAC:
+                yield messages
+                messages = []
+            messages = messages + example.messages

@@ -1,10 +1,9 @@
 """Benchmark prompts: embedded suites, and the papers' own from a folder or the hub; their splits.
 
-Every suite has three forms. `gsm8k` is the benchmark itself. `laptop/gsm8k` holds similar prompts
-written for this workbook, for models with knowledge of the world. `toy/gsm8k` holds generated
-prompts for the small pairs, which know only generated text. A further suite, `mmlu`, holds
-questions of 57 subjects (`by_subject`) and has no toy form. suites.yml lists all. Loading from the
-hub was NOT run where this was developed (no network).
+Every suite has three forms: `gsm8k`, the benchmark itself; `laptop/gsm8k`, similar prompts written
+for this workbook; `toy/gsm8k`, generated prompts for the small pairs, which know only generated
+text. `mmlu` (questions of 57 subjects, `by_subject`) has no toy form. suites.yml lists all. Loading
+from the hub was NOT run where this was developed (no network).
 """
 
 from __future__ import annotations
@@ -58,11 +57,10 @@ class Suite:
     """Description and licence of a suite, and where a real one comes from."""
 
     description: str
-    licence: str
+    licence: str = "Apache-2.0 (ours)"
     file: str = ""
     # (repository, configuration or None, split, pinned revision)
     hub: tuple[str, str | None, str, str] | None = None
-    family: str = ""  # of a toy one in the corpus
 
 
 # the papers' benchmarks, in three forms
@@ -79,11 +77,9 @@ PARTS = ("train", "tune", "test")
 
 def _suites() -> dict[str, Suite]:
     forms = runs.read_yaml(Path(__file__).with_name("suites.yml"))
-    suites = {}
-    for name, form in forms.items():
-        suites[f"laptop/{name}"] = Suite(form["laptop"], "Apache-2.0 (ours)")
+    suites = {f"laptop/{name}": Suite(form["laptop"]) for name, form in forms.items()}
     for name in NAMES:
-        suites[f"toy/{name}"] = Suite(licence="Apache-2.0 (ours)", **forms[name]["toy"])
+        suites[f"toy/{name}"] = Suite(forms[name]["toy"])
     for name, form in forms.items():
         suites[name] = Suite(**form["real"])
     return suites
@@ -95,9 +91,6 @@ SUITES = runs.Table(_suites)
 def embedded_suite(name: str, pair: str) -> str:
     """The embedded form of a suite for a pair: `toy/...` for TOY_PAIRS, else `laptop/...`; a name
     with its form (`toy/gsm8k`) stays as it is.
-
-    >>> embedded_suite("gsm8k", "small"), embedded_suite("gsm8k", "llama-3.1-8b")
-    ('toy/gsm8k', 'laptop/gsm8k')
     """
     if "/" in name:
         return name
@@ -119,12 +112,11 @@ def usual_suites(names: Iterable[str], pair: str) -> list[str]:
             present.append(name)
     if not present or pair.partition("+")[0] in TOY_PAIRS:
         return [embedded_suite(name, pair) for name in names]
-    present += [name for name in names if "/" in name]
-    absent = [embedded_suite(name, pair) for name in names if name not in present]
+    absent = [name for name in names if "/" not in name and name not in present]
     if absent:
-        advice = f"for the forms that come with the package, name them: {', '.join(absent)}"
-        warn(f"{folder} lacks files of some suites, which are not measured; {advice}.")
-    return [name for name in names if name in present]
+        advice = f"name the forms that come with the package, such as laptop/{absent[0]}"
+        warn(f"{folder} lacks {', '.join(absent)}, which are not measured; {advice}.")
+    return [name for name in names if name not in absent]
 
 
 def load_suite(
@@ -155,12 +147,7 @@ def load_suite(
 def by_subject(
     prompts: Iterable[Prompt], limit: int = SUITE_PROMPTS, seed: int = 0
 ) -> dict[str, list[Prompt]]:
-    """The prompts of SUBJECTS by subject, at most `limit` of each: input for `gather` and `record`.
-
-    >>> subjects = by_subject(load_suite("laptop/mmlu"), limit=2)
-    >>> len(subjects), [prompt.id for prompt in subjects["laptop/mmlu:anatomy"]]
-    (57, ['laptop/mmlu/anatomy/3', 'laptop/mmlu/anatomy/4'])
-    """
+    """The prompts of SUBJECTS by subject, at most `limit` of each, as `gather` takes them."""
     subjects: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         subjects.setdefault(f"{prompt.suite}:{prompt.id.split('/')[-2]}", []).append(prompt)
@@ -178,13 +165,13 @@ def _subset(prompts: list[Prompt], count: int, seed: int) -> list[Prompt]:
 @functools.cache
 def _embedded(name: str) -> tuple[Prompt, ...]:
     lines = (EMBEDDED_FOLDER / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = list(map(json.loads, lines))
+    if name not in TOY:
+        return tuple(_from_row(name, index, row) for index, row in enumerate(rows))
     prompts = []
-    for index, row in enumerate(map(json.loads, lines)):
-        if name in TOY:
-            answer = row["reference"], row["check"]
-            prompts.append(Prompt(row["id"], name, tuple(row["turns"]), *answer))
-        else:
-            prompts.append(_from_row(name, index, row))
+    for row in rows:
+        turns = tuple(row["turns"])
+        prompts.append(Prompt(row["id"], name, turns, row["reference"], row["check"]))
     return tuple(prompts)
 
 
@@ -196,20 +183,14 @@ def _from_folder(name: str, folder: Path) -> list[Prompt]:
             continue
         where = f"{path}, line {number + 1}"
         row = json_line(line, where, "every line must be one JSON object")
-        if not isinstance(row, dict):
-            raise SpecdecError(f"{where}: every line must be one JSON object.")
-        if name == SUBJECTS and "choices" in row:  # a row of the hub
-            prompts.append(_from_row(name, number, row))
-            continue
-        turns = row.get("turns")
+        turns = row.get("turns") if isinstance(row, dict) else None
         texts = isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns)
-        if "question_id" not in row or not texts:
+        if not texts or "question_id" not in row:
             raise SpecdecError(f"{where}: each line needs question_id and turns, a list of texts.")
+        # one answer, or a list with one for each turn
         reference = row.get("reference")
         if isinstance(reference, list):
             reference = next(iter(reference), None)
-        if not isinstance(reference, str):
-            reference = None
         check = _gsm8k_check(reference) if name == "gsm8k" and reference else None
         prompts.append(Prompt(f"{name}/{row['question_id']}", name, tuple(turns), reference, check))
     return prompts
@@ -218,70 +199,66 @@ def _from_folder(name: str, folder: Path) -> list[Prompt]:
 def _from_hub(name: str) -> list[Prompt]:
     """All rows of the pinned revision. Not run during development: there was no network."""
     repository, config, part, revision = SUITES[name].hub
-    folder = f"give a folder with {SUITES[name].file} (folder= or {DATA_VARIABLE})"
-    advice = f"{folder}, or use laptop/{name}"
     try:
         import datasets
 
         rows = datasets.load_dataset(repository, config, split=part, revision=revision)
-    except ImportError:
-        why = "the hub needs the package datasets (pip install 'specdec[hub]')"
-        raise SpecdecError(f"{why}; {advice}.") from None
-    except (OSError, ValueError, RuntimeError) as error:  # offline, removed, an unreadable layout
-        why = f"cannot load {repository} from the hub ({type(error).__name__})"
-        raise SpecdecError(f"{why}; {advice}.") from error
+    except (ImportError, OSError, ValueError, RuntimeError) as error:
+        why = f"cannot load {repository} from the hub ({type(error).__name__}: {error})"
+        folder = f"give a folder with {SUITES[name].file} (folder= or {DATA_VARIABLE})"
+        needed = "which needs pip install 'specdec[hub]' and a network"
+        raise SpecdecError(f"{why}, {needed}; {folder}, or use laptop/{name}.") from error
     return [_from_row(name, index, dict(row)) for index, row in enumerate(rows)]
 
 
 def _from_row(name: str, index: int, row: dict) -> Prompt:
     """A prompt from a row of the hub, which the suites of laptop/ have too."""
     kind = name.removeprefix("laptop/")
-    reference: str | None
+    id = f"{name}/{index}"
     check = None
     if kind == "mt_bench":
-        turns = list(row["prompt"])
         reference = (row.get("reference") or [None])[0]
-    elif kind == "humaneval":
-        turns = ["Complete the code I provided.\n\n" + row["prompt"]]
+        return Prompt(id, name, tuple(row["prompt"]), reference)
+    if kind == "humaneval":
+        turn = "Complete the code I provided.\n\n" + row["prompt"]
         reference = row["canonical_solution"]
         tests = [row["test"], f"check({row['entry_point']})"]
         check = {"kind": "code", "entry": row["entry_point"], "tests": tests}
         check["prompt"] = row["prompt"]
     elif kind == "gsm8k":
-        turns = [row["question"]]
+        turn = row["question"]
         reference = row["answer"]
         check = _gsm8k_check(reference)
     elif kind == "alpaca":
-        turns = ["\n".join(filter(None, [row["instruction"], row["input"]]))]
+        turn = "\n".join(filter(None, [row["instruction"], row["input"]]))
         reference = row["output"]
     elif kind == "cnn_dm":
-        turns = ["Summarize: " + row["article"]]
+        turn = "Summarize: " + row["article"]
         reference = row["highlights"]
     elif kind == "nq":
-        turns = [row["question"]]
+        turn = row["question"]
         reference = row["answer"][0]
         check = {"kind": "contains", "value": list(row["answer"])}
     elif kind == "mbpp":
         # the first test names the function
-        turns = [f"{row['text']}\n{row['test_list'][0]}"]
+        turn = f"{row['text']}\n{row['test_list'][0]}"
         reference = row["code"]
-        entry = re.search(r"def\s+(\w+)", row["code"])
+        entry = re.search(r"def\s+(\w+)", reference)
         if entry:
             check = {"kind": "code", "entry": entry.group(1), "tests": list(row["test_list"])}
     elif kind == "xsum":
-        turns = ["Summarize in one sentence: " + row["document"]]
+        turn = "Summarize in one sentence: " + row["document"]
         reference = row["summary"]
     elif kind == "wmt14":
-        turns = ["Translate German to English: " + row["translation"]["de"]]
+        turn = "Translate German to English: " + row["translation"]["de"]
         reference = row["translation"]["en"]
     else:
         choices = [f"{letter}. {text}" for letter, text in zip("ABCD", row["choices"], strict=True)]
-        turns = ["\n".join([row["question"], *choices])]
+        turn = "\n".join([row["question"], *choices])
         reference = choices[row["answer"]]
         check = {"kind": "letter", "value": reference[0]}
-        name_parts = [name, row["subject"], str(index)]
-        return Prompt("/".join(name_parts), name, tuple(turns), reference, check)
-    return Prompt(f"{name}/{index}", name, tuple(turns), reference, check)
+        id = f"{name}/{row['subject']}/{index}"
+    return Prompt(id, name, (turn,), reference, check)
 
 
 def _gsm8k_check(answer: str) -> dict | None:
@@ -317,12 +294,7 @@ def split(prompts: Iterable[Prompt]) -> dict[str, list[Prompt]]:
 
 
 def gather(
-    suites,
-    *,
-    limit: int | None = None,
-    folder: str | Path | None = None,
-    part: str | None = None,
-    seed: int = 0,
+    suites, *, limit: int | None = None, folder=None, part: str | None = None, seed: int = 0
 ) -> list[Prompt]:
     """The prompts to decode.
 
@@ -339,9 +311,9 @@ def gather(
         check_integer("limit", limit, 1)
     # 1. prompts by suite
     suites = [suites] if isinstance(suites, str) else suites
-    groups: list[tuple] = [(None, suites)]
+    groups = [(None, suites)]
     if isinstance(suites, dict):
-        groups = list(suites.items())
+        groups = suites.items()
     elif all(isinstance(suite, str) for suite in suites):
         first = None if part else limit
         groups = [(name, load_suite(name, folder, first, seed)) for name in suites]

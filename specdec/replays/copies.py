@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdec import runs
 from specdec.core.protocols import Drafter
-from specdec.core.tree import Merged, Pool, Trie
+from specdec.core.tree import Merged, Trie
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
 from specdec.models.eagle_drafter import TreeBatch
@@ -37,7 +37,7 @@ def trie_columns(tries: list[Trie], path: Tensor) -> dict[str, np.ndarray]:
     ranks = []
     scores = np.full((len(tries), max(1, *map(len, tries))), -np.inf, dtype=np.float32)
     for row, (trie, following) in enumerate(zip(tries, path.tolist(), strict=True)):
-        ranks.append(_ranks(Merged(Pool([-1], [0.0]), trie), following))
+        ranks.append(_ranks(Merged([-1], [-1], [0.0], trie), following))
         scores[row, : len(trie)] = sorted(trie.scores, reverse=True)
     return {"copied_ranks": np.stack(ranks), "copied_scores": scores}
 
@@ -56,7 +56,8 @@ def merged_columns(batch: TreeBatch, tries: list[Trie], path: Tensor, top_k: int
         for level in range(depth + 1):
             # 1. the pool after so many expansions, and the path in it
             size = 1 + pool_size(level, top_k)
-            merged = Merged(Pool(tokens[:size], scores[:size], expanded, top_k), trie)
+            parents = [-1, *np.repeat(expanded, top_k).tolist()]
+            merged = Merged(tokens[:size], parents, scores[:size], trie)
             ranks[row, level] = _ranks(merged, following)
             candidates[row, level] = len(merged) - 1
             # 2. the nodes that the next expansion expands

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from specdec.core.shown import ACCEPTED, BONUS, SHADES
 from specdec.replays.snapshots import PARTS, Asked, Lane, Snapshot
 from specdec.report.figures import RULES
 
@@ -25,6 +24,10 @@ PAPER = "#ffffff"
 INK = "#1a1a1a"
 FAINT = "#767676"
 LINE = "#b5b5b5"
+ACCEPTED = "#00664b"
+BONUS = "#f2a93b"
+# light, black, dark, white
+SHADES = {"draft": "#a6cbe6", "policy": "#1a1a1a", "verify": "#0b5c94", "rest": "#ffffff"}
 # of a token accepted in an earlier cycle
 WRITTEN = "#d3e8e0"
 FONT = "DejaVu Sans Mono, Menlo, Consolas, monospace"

@@ -430,7 +430,7 @@ def calibrate(args) -> None:
 
 def train_drafter(args) -> None:
     """Train a drafter of one kind, or continue one with PPOW."""
-    from specdec.data.toy_chats import CorpusChats
+    from specdec.data.corpus import CorpusChats
     from specdec.training.drafter import chats, eagle3, presets
 
     # 1. the settings; eagle3 has no objective, and only that of ppow has a name

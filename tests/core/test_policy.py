@@ -52,18 +52,13 @@ def test_static_is_never_asked_and_has_room_for_its_shape():
     assert Static(shape=wide).limits == wide.limits and wide.limits.top_k == 4
 
 
-def test_random_answers_are_repeatable():
-    first, second = (RandomPolicy(LIMITS, seed=3) for _ in range(2))
-    for kind, most in ((PLAN, LIMITS), (EXTEND, 1), (SIZE, 7)):
-        for _ in range(50):
-            assert first.answer(question(kind, most)) == second.answer(question(kind, most))
-
-
 def test_random_answers_reach_all_that_is_allowed():
     limits = TreeConfig(6, 2, 3, beam=(4,))
     for own_beams, widths in ((False, set()), (True, {1, 2, 3, 4})):
         policy = RandomPolicy(limits, seed=1, own_beams=own_beams)
+        again = RandomPolicy(limits, seed=1, own_beams=own_beams)
         plans = [policy.answer(question(PLAN)) for _ in range(400)]
+        assert plans == [again.answer(question(PLAN)) for _ in range(400)]
         assert {plan.top_k for plan in plans} == {1, 2, 3}
         assert {plan.depth for plan in plans} == {0, 1, 2}
         assert {plan.total_tokens for plan in plans} == {1, 2, 3, 4, 5, 6}

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from specdec.core import shown
+from specdec.core.pair import pieces
 from specdec.core.records import SUMS, Cycle, Generation, Rates, with_rates
 
 ROW = dict.fromkeys(Cycle.__dataclass_fields__, 1)
@@ -31,11 +31,11 @@ def test_a_generation_before_anything_is_decoded():
 def test_a_generation_shows_what_was_drafted():
     out = Generation([1, 2, 3, 6, 4, 5], 3, ROWS, prefill_ms=10.0, decode_ms=90.0).read(spaced)
     assert (out.text, out.tau, out.tokens_per_s) == ("a <b>c& dé", 2.0, 60.0)
-    pieces = [("a", "plain"), (" <b>c&", "accepted"), (" d", "bonus"), ("é", "accepted")]
+    marked = [("a", "plain"), (" <b>c&", "accepted"), (" d", "bonus"), ("é", "accepted")]
     page = ElementTree.fromstring(out._repr_html_())
-    assert [(span.text, span.get("class")) for span in page.iter("span")] == pieces
+    assert [(span.text, span.get("class")) for span in page.iter("span")] == marked
     copied = pickle.loads(pickle.dumps(out))
-    assert copied == out and shown.pieces(copied) == [(out.text, "plain")]
+    assert copied == out and pieces(copied) == [(out.text, "plain")]
 
 
 class Turns(Rates):

@@ -17,16 +17,8 @@ QUICK = settings(max_examples=60, deadline=None, derandomize=True)
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("count", [1, 256, 257, 2049])
-def test_constant_tables(count):
-    ones = torch.ones(count, count, dtype=torch.bool)
-    assert torch.equal(module.causal(count, "cpu"), ones.tril())
-    assert torch.equal(module.identity(count, "cpu"), torch.eye(count, dtype=torch.bool))
-    assert torch.equal(module.counting(count, "cpu"), torch.arange(count))
-    # tables of one room share their memory, but that of a long prompt does not stay
-    room = max(256, 1 << (count - 1).bit_length())
-    table, same = module.causal(room, "cpu"), module.causal(count, "cpu")
-    assert (table.data_ptr() == same.data_ptr()) == (room <= 2048)
+def test_masks():
+    assert module.causal(2, "cpu").tolist() == [[True, False], [True, True]]
     mask = module.additive(torch.tensor([[True, False]]), torch.float64, -7.0)
     assert mask.tolist() == [[0.0, -7.0]] and mask.dtype == torch.float64
     assert module.apart(2, torch.float32, CPU).tolist() == [[0, -torch.inf], [-torch.inf, 0]]
@@ -83,9 +75,6 @@ def test_growing_equals_the_reference(seed, depth, top_k, step, share, beam):
         assert getattr(nodes, name).tolist() == [node[name] for node in slow.nodes]
     assert fast.candidates == TreeConfig(1, depth, top_k, beam=beam).pool_size
     assert fast.level == depth + 1
-    pool = fast.pool()
-    assert pool.tokens == nodes.token.tolist() and pool.top_k == top_k
-    assert [parent for parent in pool.expanded for _ in range(top_k)] == nodes.parent.tolist()[1:]
     verify_nodes = round(share * fast.candidates)
     tree, (tokens, parents, mask) = fast.prune(verify_nodes), slow.prune(verify_nodes)
     assert (tree.token.tolist(), tree.parent.tolist()) == (tokens, parents)

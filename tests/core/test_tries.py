@@ -14,7 +14,7 @@ from specdec.core.decode import autoregress, decode
 from specdec.core.engine import LiveEngine
 from specdec.core.policy import RandomPolicy, Static
 from specdec.core.records import EXTEND, SIZE
-from specdec.core.tree import DraftTree, Merged, Pool, Trie
+from specdec.core.tree import DraftTree, Merged, Trie
 from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.core.verification import Picker
 
@@ -32,10 +32,14 @@ def test_the_upper_levels_of_a_trie(nodes):
 
 
 def test_a_pool_and_a_trie_merged_by_hand():
-    scores = (0.0, -0.5, -1.0, -1.5, -3.0)
-    pool = Pool(tokens=(9, 5, 6, 5, 7), scores=scores, expanded=(0, 2), top_k=2)
+    scores = [0.0, -0.5, -1.0, -1.5, -3.0]
     copied = (-0.25, -0.75, -3.0, -0.5, -2.5)
-    merged = Merged(pool, Trie(tokens=(5, 8, 4, 6, 5), parents=(0, 1, 0, 0, 4), scores=copied))
+    merged = Merged(
+        [9, 5, 6, 5, 7],
+        [-1, 0, 0, 2, 2],
+        scores,
+        Trie(tokens=(5, 8, 4, 6, 5), parents=(0, 1, 0, 0, 4), scores=copied),
+    )
     assert (merged.size, len(merged)) == (5, 7)
     assert merged.tokens == [9, 5, 6, 5, 7, 8, 4] and merged.parents == [-1, 0, 0, 2, 2, 1, 0]
     # of each edge the better probability
@@ -47,7 +51,7 @@ def test_a_pool_and_a_trie_merged_by_hand():
     assert (tree.token.tolist(), tree.parent.tolist()) == ([9, 5, 6, 5, 8], [-1, 0, 0, 2, 1])
     assert tree.depth.tolist() == [0, 1, 1, 2, 2] and tree.levels == 2
     assert tree.score.tolist() == [0.0, -0.25, -0.5, -1.0, -0.75]
-    twins = Merged(Pool((9, 5, 5), (0.0, -0.5, -0.5), (0,), 2), Trie((5,), (0,), (-0.25,)))
+    twins = Merged([9, 5, 5], [-1, 0, 0], [0.0, -0.5, -0.5], Trie((5,), (0,), (-0.25,)))
     assert twins.scores == [0.0, -0.25, -0.5], "of children with one token the first counts"
 
 

@@ -1,13 +1,12 @@
-"""The one verification rule against slow versions of itself, transformers and the official rule."""
+"""The one verification rule against slow versions of itself and transformers."""
 
 import re
-from collections import defaultdict
 
 import numpy as np
 import pytest
 import torch
 import transformers as hf
-from fakes.reference import children_of, sequential_rejection
+from fakes.reference import children_of
 from fakes.refusals import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -222,44 +221,3 @@ def test_acceptance_lengths_are_exact(seed, nodes, zeros):
     lengths = acceptance_distribution(tree, probs)
     assert lengths.shape == (tree.levels + 1,)
     np.testing.assert_allclose(lengths, brute_force_lengths(tree, probs), atol=1e-6)
-
-
-class Fork:
-    """A uniform number not drawn yet: each comparison takes the scripted branch."""
-
-    def __init__(self, script):
-        self.script, self.weight, self.asked = script, 1.0, 0
-
-    def __next__(self):
-        return self
-
-    def __le__(self, bound):
-        accepted = self.asked >= len(self.script) or self.script[self.asked]
-        self.weight *= float(bound) if accepted else 1.0 - float(bound)
-        self.asked += 1
-        return accepted
-
-
-def outcomes(rule):
-    """Every (result, probability) of rule(uniforms): its comparisons are answered in all ways."""
-    waiting = [()]
-    while waiting:
-        script = waiting.pop()
-        fork = Fork(script)
-        result = rule(fork)
-        for more in range(fork.asked - len(script)):
-            waiting.append((*script, *([True] * more), False))
-        if fork.weight > 0:
-            yield result, fork.weight
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_sequential_rejection_has_the_same_lengths(seed):
-    tree = random_tree(seed, 9, 5)
-    probs = logits_of(seed, len(tree), 5).softmax(-1)
-    lengths, tokens, parents = defaultdict(float), tree.token.tolist(), tree.parent.tolist()
-    rule = outcomes(lambda uniforms: sequential_rejection(tokens, parents, probs, uniforms))
-    for (path, _), weight in rule:
-        lengths[len(path) - 1] += weight
-    expected = acceptance_distribution(tree, probs).tolist()
-    np.testing.assert_allclose([lengths[n] for n in range(len(expected))], expected, atol=1e-5)

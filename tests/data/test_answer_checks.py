@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from specdec.data import answer_checks
-from specdec.data.answer_checks import passes
-from specdec.data.run_answer import plain_text
+from specdec.data.answer_checks import passes, plain_text
 
 RIGHT = "def f(x):\n    return x + 1\n"
 needs_proc = pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no /proc here")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from specdec.data import corpus
-from specdec.data.toy_chats import CorpusChats
+from specdec.data.corpus import CorpusChats
 
 
 def first(stream, count):
@@ -28,7 +28,7 @@ def test_shipped_pairs_and_drafters_read_what_the_generators_drew():
     chats = CorpusChats()
     assert digest(chats.prompts(0, 2000)) == "0f821219c1131fd2"
     assert chats.prompts(0, 30) == chats.prompts(0, 99)[:30] != chats.prompts(1, 30)
-    assert len(corpus.drafter_prompts(0, 10**6)) == len(corpus.streams()[corpus.PROMPTS])
+    assert len(chats.prompts(0, 10**6)) == len(corpus.streams()[corpus.PROMPTS])
 
 
 @pytest.mark.parametrize("stream", ["0/18", "5/0", 3])

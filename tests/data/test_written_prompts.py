@@ -53,12 +53,3 @@ def test_nothing_is_shared_with_the_real_benchmarks():
     for name in (*suites.NAMES, suites.SUBJECTS):
         for prompt in of(name):
             assert not grams([*prompt.turns, prompt.reference or ""], 8) & real, prompt.id
-
-
-@pytest.mark.parametrize("name", sorted(CHECKED))
-def test_references_pass_their_checks_and_nonsense_does_not(name):
-    code = name in ("humaneval", "mbpp")
-    nonsense = "```python\ndef nothing():\n    return None\n```" if code else "I cannot say."
-    for prompt in of(name)[: 4 if code else None]:
-        assert suites.check_answer(prompt, prompt.reference) is True, prompt.id
-        assert suites.check_answer(prompt, nonsense) is False

@@ -10,7 +10,7 @@ from fakes.values import SIZES, random_policy
 
 import specdec
 from specdec import machine
-from specdec.costs.measure import answer_ms
+from specdec.costs.calibrate import measured_answer_ms
 from specdec.errors import SpecdecError
 from specdec.policies.base import load_policy
 from specdec.policies.value import NOTHING, TreeInputs, ValuePolicy, history_after
@@ -70,9 +70,9 @@ def test_saved_policies_come_back_and_costs_of_another_machine_never_pass_silent
 
 
 def test_an_answer_is_timed_between_forwards_and_there_is_none_without_prices(trace):
-    pair, policy, prompts = shared_pair(), random_policy(probe="none"), [[1, 2, 3], [4, 5, 6, 7]]
-    assert 0.002 < answer_ms(pair, policy, round_costs(), prompts, new_tok=24) < 50
-    assert answer_ms(pair, policy, round_costs(question_ms=1e3), prompts, new_tok=24) == 0
+    pair, policy = shared_pair(), random_policy(probe="none")
+    assert 0.002 < measured_answer_ms(pair, policy, round_costs()) < 50
+    assert measured_answer_ms(pair, policy, round_costs(question_ms=1e3)) == 0
     unpriced = ValuePolicy(top_k=3, most_expansions=4, sizes=SIZES)
     pytest.raises(SpecdecError, replay, trace, unpriced, round_costs()).match("no costs yet")
     pytest.raises(SpecdecError, ValuePolicy, plans=True, probe="draft").match("before a tree")

@@ -58,6 +58,6 @@ ROWS = [
     row("nodes to measure without 0", measured(nodes=(3, 7)), "nodes from 0"),
     row("a width of 0", measured(top_ks=(0, 4)), "top_ks must lie"),
     row("a width beyond the vocabulary", measured(top_ks=(4, 100)), "top_ks must lie"),
-    row("a pair without drafter", of_drafter(lambda target: None), "no drafter"),
-    row("a drafter that only copies", of_drafter(NgramDrafter), "no forwards to time"),
+    row("a pair without drafter", of_drafter(lambda target: None), "has forwards"),
+    row("a drafter that only copies", of_drafter(NgramDrafter), "has forwards"),
 ]

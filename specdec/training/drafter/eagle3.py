@@ -292,8 +292,7 @@ class OnlineDrafter:
     ) -> Generation:
         """`specdec.decode` with its settings, and a learning step every few cycles."""
         engine, policy = opened(self.pair, prompt, policy, max_new_tokens, **settings)
-        generation = Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished")
-        cycles = turn(engine, policy, generation)
+        cycles = turn(engine, policy)
         ids = self.pair.ids_of(prompt)
         while not engine.finished:
             with engine.inference():
@@ -302,8 +301,8 @@ class OnlineDrafter:
                 self.learn([*ids, *engine.tokens], len(ids))
         for _ in cycles:
             pass
-        generation.text = self.pair.text_of(engine.tokens)
-        return generation
+        engine.generation.text = self.pair.text_of(engine.tokens)
+        return engine.generation
 
     def learn(self, ids: list[int], prompt_tok: int) -> dict:
         """One step on a text whose tokens after `prompt_tok` the target wrote; its measures."""
