@@ -20,7 +20,6 @@ from torch import nn
 from tqdm.auto import trange
 
 from specdec import runs
-from specdec.core import clock
 from specdec.core.policy import Policy, Static
 from specdec.core.records import PLAN, SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
@@ -36,6 +35,7 @@ from specdec.policies.value import (
     AcceptanceModel,
     ValueConfig,
     ValuePolicy,
+    ValueSettings,
     history_after,
 )
 from specdec.replays.record import record
@@ -121,9 +121,9 @@ def _untrained(trace: Trace, config: ValueConfig) -> ValuePolicy:
         if getattr(trace, name) is None:
             why = f"this recording holds no {name}"
             raise SpecdecError(f'{why}; record with features=True or pass probe="none".')
-    settings = {"top_k": config.top_k, "sizes": config.sizes, "plans": config.plans}
-    settings["most_expansions"] = min(trace.depth_of(config.top_k), config.most_expansions)
-    return ValuePolicy(**settings, probe=probe)
+    deepest = min(trace.depth_of(config.top_k), config.most_expansions)
+    shared = config.shared_with(ValueSettings)
+    return ValuePolicy(**{**shared, "most_expansions": deepest}, probe=probe)
 
 
 def train_recording(
@@ -170,10 +170,11 @@ class _StartRecorder(Policy):
         if question.kind == self.starts_at:
             self.rows.append(question.view.row)
             self.histories.append(self.history)
-        answer = self.inner.plan
         if question.kind in self.inner.asks:
             answer = self.inner.answer(question)
-        elif question.kind == SIZE:
+        elif question.kind == PLAN:
+            return self.inner.plan
+        else:
             answer = self.inner.plan.verify_nodes
         if question.kind != SIZE:
             return answer
@@ -196,8 +197,7 @@ def cycle_starts(
     rows: list[int] = []
     histories: list[np.ndarray] = []
     for number in range(detours + 1):
-        frac = 0.25 if number else 0.0
-        recorder = _StartRecorder(policy, frac, seed + number, plans)
+        recorder = _StartRecorder(policy, 0.25 if number else 0.0, seed + number, plans)
         replay(trace, recorder, costs)
         rows += recorder.rows
         histories += recorder.histories
@@ -265,7 +265,7 @@ class Examples:
         for mask in (~inside, inside):
             rows = self.rows[mask]
             sides.append(Examples(self.trace, self.policy, rows, self.histories[mask]))
-        return sides[0], sides[1]
+        return tuple(sides)
 
 
 class Net(nn.Module):
@@ -274,15 +274,13 @@ class Net(nn.Module):
     inputs, features: (mean, deviation) of its inputs. outputs: the mean answer, its first bias.
     """
 
-    def __init__(
-        self, config: ValueConfig, inputs: tuple, features: tuple, outputs: np.ndarray, probe: bool
-    ):
+    def __init__(self, config: ValueConfig, inputs, features, outputs: np.ndarray, probe: bool):
         super().__init__()
         self.config = config
         self.use_probe = probe
-        names = ("input_mean", "input_deviation", "feature_mean", "feature_deviation")
-        for name, value in zip(names, (*inputs, *features), strict=True):
-            self.register_buffer(name, torch.from_numpy(value))
+        for name, (mean, deviation) in {"input": inputs, "feature": features}.items():
+            self.register_buffer(f"{name}_mean", torch.from_numpy(mean))
+            self.register_buffer(f"{name}_deviation", torch.from_numpy(deviation))
         self.probe = nn.Linear(len(features[0]), PROBE_WIDTH)
         self.hidden = nn.Linear(len(inputs[0]) + PROBE_WIDTH, config.hidden)
         self.out = nn.Linear(config.hidden, outputs.size)
@@ -324,28 +322,26 @@ def fit_model(
     held_out: Examples,
     config: ValueConfig,
     seed: int,
-    progress: bool = True,
-    teacher: AcceptanceModel | None = None,
+    progress=True,
+    teacher=None,
 ) -> tuple[dict[str, np.ndarray], pd.DataFrame]:
     """Regress accepted_tok of every (expansions, size) on the information at a random level.
 
-    Stops when the loss on `held_out` rises; the weights with the lowest are kept. teacher: learn
-    its answers instead. Returns (arrays, curve).
+    Stops when the loss on `held_out` rises; the weights with the lowest are kept. teacher: an
+    AcceptanceModel whose answers it learns instead. Returns (arrays, curve).
     """
     # 1. the network and the held-out examples of every level
     random = np.random.default_rng(seed)
     levels = examples.inputs.levels
     torch.manual_seed(seed)
     net = Net(config, *_moments(examples, random), examples.policy.probe != "none")
-    optimizer = torch.optim.AdamW(
-        net.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
-    )
+    rates = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    optimizer = torch.optim.AdamW(net.parameters(), **rates)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps)
     best = Best()
     exam = []
     for level in range(levels):
-        batch = held_out.batch(held_out.sample(1500), level)
-        exam.append((level, *map(torch.from_numpy, batch)))
+        exam.append((level, *held_out.batch(held_out.sample(1500), level)))
     weights = 0.8 ** np.arange(levels)  # most cycles end early
     # 2. steps
     losses = []
@@ -356,8 +352,9 @@ def fit_model(
         inputs, features, accepted = examples.batch(numbers, level)
         if teacher is not None:
             accepted = teacher(inputs, teacher.state(features))
-        loss = _loss(net.train(), level, *map(torch.from_numpy, (inputs, features, accepted)))
-        losses.append(descend(optimizer, loss, 1.0))
+        losses.append(
+            descend(optimizer, _loss(net.train(), level, inputs, features, accepted), 1.0)
+        )
         schedule.step()
         if number % 100 < 99:
             continue
@@ -374,7 +371,9 @@ def fit_model(
     return net.eval().arrays(), pd.DataFrame(curve, columns=["step", "loss", "held_out_loss"])
 
 
-def _loss(net: Net, level: int, inputs, features, accepted):
+def _loss(net: Net, level: int, *arrays: np.ndarray):
+    inputs, features, accepted = map(torch.from_numpy, arrays)
+    # what is above has been decided
     still_open = net(inputs, features).view(accepted.shape)[:, level:]
     return nn.functional.mse_loss(still_open, accepted[:, level:])
 
@@ -390,9 +389,7 @@ def _moments(examples: Examples, random) -> tuple[tuple, tuple, np.ndarray]:
     return scales[0], scales[1], accepted.mean(0)
 
 
-def fit_ensemble(
-    examples: Examples, config: ValueConfig, seed: int, progress: bool, distil: bool = True
-):
+def fit_ensemble(examples: Examples, config: ValueConfig, seed: int, progress: bool, distil=True):
     """(AcceptanceModel, curve): the mean of models of different prompts, or one distilled from it.
 
     Policies that only collect starts need not be fast, hence not distilled.
@@ -435,9 +432,7 @@ def averaged(models: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return mean
 
 
-def calibrate_rate(
-    policy: ValuePolicy, trace: Trace, costs: CostModel, rate: float, policy_ms: float = 0.0
-):
+def calibrate_rate(policy: ValuePolicy, trace: Trace, costs: CostModel, rate: float, policy_ms=0.0):
     """(priced policy, rate), where the rate is the throughput the policy reaches on `trace`."""
     for _ in range(3):
         policy = policy.price(costs, rate)
@@ -461,20 +456,17 @@ def reprice(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> V
     return moved
 
 
-def reprice_here(
-    policy: ValuePolicy, pair, *, suites=(), limit=10, seconds=45.0, cpu_time=False
-) -> tuple[ValuePolicy, CostModel]:
+def reprice_here(policy: ValuePolicy, pair, *, suites=(), limit=10, seconds=45.0):
     """(`reprice` of the policy on this machine, its costs).
 
     limit: prompts of each suite to record. seconds: how long to measure.
     """
-    costs = calibrate(pair, seconds=seconds, cpu_time=cpu_time)
+    costs = calibrate(pair, seconds=seconds)
     widths = (policy.top_k,)
     tree = {"top_ks": widths, "trees": widths, "depth": policy.most_expansions}
     trace = record(pair, suites, limit=limit, name="reprice", max_new_tokens=64, **tree)
     part = "tune" if (trace.turns["part"] == "tune").any() else "train"
-    with clock.by_processor_time(cpu_time):
-        return reprice(policy, trace.select(part=part), costs, pair), costs
+    return reprice(policy, trace.select(part=part), costs, pair), costs
 
 
 def evaluation_ms(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> float:
@@ -496,9 +488,7 @@ def ms_per_tok(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: f
     return replayed.ms_per_tok + spent_ms / replayed.table["new_tok"].sum()
 
 
-def tune_schedule(
-    policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: float = 0.0
-) -> ValuePolicy:
+def tune_schedule(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms=0.0):
     """The policy with the settings of SCHEDULES that are fastest on `trace`, one by one."""
     for choices in SCHEDULES:
         candidates = [policy.with_settings(**choice) for choice in choices]
