@@ -194,7 +194,7 @@ def test_ltds_rounds_continue_each_other(tmp_path, untaught):
     random_depth = size.task.others(7)
     assert random_depth.plans[-1] == TreeConfig(21, 4, 3)
     assert len(random_depth.plans) == 4
-    same = ltd.RandomDepth(4, 3, 20, 7)
+    same = ltd.RandomDepth(size.learner, 7)
     depths = [[policy.answer(None).depth for _ in range(9)] for policy in (random_depth, same)]
     assert depths[0] == depths[1]
     assert rounds["iter1"].policies == (rounds["iter0-depth"], rounds["iter1-size"])
@@ -305,8 +305,7 @@ def test_a_sweep_trains_what_is_not_there(tmp_path, monkeypatch):
     table = sweep(on="local", jobs=2)
     names = ["resps-0", "resps-3", "ours-0", "ours-3"]
     assert [name for _, name, _ in trained] == names and placed == [(4, "local", 2)]
-    options_3 = {"preset": "paper", "steps": None, "paper": False, "seed": 3}
-    assert trained[1] == ("resps", "resps-3", options_3)
+    assert trained[1] == ("resps", "resps-3", {"preset": "paper", "seed": 3})
     assert table["folder"].tolist() == [str(tmp_path / name) for name in names]
     assert list(table) == ["system", "seed", "folder", "seconds"]
     assert sweep()["seconds"].tolist() == table["seconds"].tolist()
