@@ -25,14 +25,7 @@ from specdec import machine, runs, stored
 from specdec.core.policy import Chain, Policy
 from specdec.core.records import Question
 from specdec.core.tree_config import Plan, TreeConfig, pool_size
-from specdec.errors import (
-    SpecdecError,
-    check_fields,
-    check_name,
-    first_line,
-    nearest_name_error,
-    warn,
-)
+from specdec.errors import SpecdecError, check_fields, check_name, first_line, warn
 
 P = TypeVar("P", bound="Rule")
 C = TypeVar("C")
@@ -69,9 +62,9 @@ class Network:
 
     def arrays(self) -> dict[str, np.ndarray]:
         arrays = {}
-        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+        for number, weight in enumerate(self.weights):
             arrays[f"weight.{number}"] = weight
-            arrays[f"bias.{number}"] = bias
+            arrays[f"bias.{number}"] = self.biases[number]
         return arrays
 
     @classmethod
@@ -324,8 +317,7 @@ def changed(config: C, changes: dict[str, Any]) -> C:
     fields = list(getattr(config, "__dict__", ())) or ["none"]
     for name, value in changes.items():
         field, _, inner = name.partition(".")
-        if field not in fields:
-            raise nearest_name_error(f"field of {type(config).__name__}", field, fields)
+        check_name(f"field of {type(config).__name__}", field, fields)
         if inner:
             value = changed(values.get(field, getattr(config, field)), {inner: value})
         values[field] = value

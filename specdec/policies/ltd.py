@@ -22,18 +22,10 @@ from specdec.core.policy import RandomPolicy
 from specdec.core.records import EXTEND, PLAN, SIZE, Question
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, check_fields
-from specdec.policies.base import (
-    NOWHERE,
-    Config,
-    Learned,
-    PPOConfig,
-    as_array,
-    changed,
-    check_width,
-    tree_of,
-)
-from specdec.policies.base import combine as combine
+from specdec.policies import base
+from specdec.policies.base import Config, Learned, PPOConfig, as_array, changed, tree_of
 
+combine = base.combine
 # Copies of a scalar among the inputs, which give it weight beside the many scores (1.1, 2.1).
 DEPTH_COPIES = 14
 SIZE_COPIES = 29
@@ -119,7 +111,7 @@ class DepthPolicy(DepthSettings, Learned):
         if question.expansions or self.from_root:
             scores = as_array(question.newest_scores)
             missing = len(self._newest) - len(scores)
-            self._newest = np.pad(scores, (0, missing), constant_values=NOWHERE)
+            self._newest = np.pad(scores, (0, missing), constant_values=base.NOWHERE)
         length = 0.01 if self.constant_length else question.context_tok / 1000
         scalars = np.array([length, question.expansions / 10], np.float32)
         return np.concatenate((self._newest, np.repeat(scalars, DEPTH_COPIES)))
@@ -218,7 +210,7 @@ class SizePolicy(SizeSettings, Learned):
                 inputs.append(np.pad(nats, (0, 1 + self.depth * self.top_k - len(nats))))
             else:
                 inputs.append(as_array(question.features))
-                check_width(type(self).__name__, inputs[-1].size, self.features_size)
+                base.check_width(type(self).__name__, inputs[-1].size, self.features_size)
         return np.concatenate(inputs, dtype=np.float32)
 
 

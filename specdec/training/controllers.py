@@ -292,9 +292,9 @@ def train_system(
         train, length = train_ltd, ("depth.ppo.total_steps", "size.ppo.total_steps")
         configs = ltd.CONFIGS if paper else ltd.LAPTOP
     elif system == "radar":
-        train, length, configs = radar.train_radar, ("epochs",), radar.CONFIGS
+        train, length, configs = radar.train_radar, ("epochs",), radar.controller.CONFIGS
     else:
-        train, length, configs = value.train_recording, ("steps",), {preset: value.OURS}
+        train, length, configs = value.train_recording, ("steps",), {preset: value.ValueConfig()}
         options.pop("resume")  # it takes seconds
     # 2. the config, with this length, changed, and restricted to what was recorded
     lengths = dict.fromkeys(length, steps) if steps else {}

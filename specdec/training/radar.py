@@ -26,19 +26,9 @@ from specdec import runs
 from specdec.core.tree_config import TREES, TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, warn
+from specdec.policies import radar as controller
 from specdec.policies.base import chose, named
-from specdec.policies.radar import (
-    ACTIONS,
-    CONFIGS,
-    CONTINUE,
-    DECISIONS,
-    HIDDEN,
-    STATE,
-    STOP,
-    RadarConfig,
-    RadarPolicy,
-    best_scores,
-)
+from specdec.policies.radar import CONTINUE, DECISIONS, HIDDEN, STATE, STOP, RadarConfig
 from specdec.replays.trace import Trace
 from specdec.training.loop import Best, TrainingRun, batches, descend, seeded, warn_of_a_constant
 
@@ -162,7 +152,7 @@ def from_trace(trace: Trace, *, exact=None, flat_nodes=None, tree: TreeConfig = 
     ends = [pool_size(n, *shape) for n in range(STOPS)]
     states = []
     for start, end in zip([0, *ends], ends, strict=False):
-        states.append(best_scores(scores[rows, start:end], tree=tree))
+        states.append(controller.best_scores(scores[rows, start:end], tree=tree))
     # 3. where they come from
     prompt = trace.turns.groupby(["suite", "prompt"], sort=False).ngroup().to_numpy()
     prompts = np.repeat(prompt, trace.turns["positions"].to_numpy())[rows]
@@ -220,7 +210,7 @@ class RadarNetwork(nn.Module):
         super().__init__()
         self.lstm = nn.LSTM(STATE, HIDDEN, batch_first=True)
         first = nn.Linear(HIDDEN + STATE, HIDDEN)
-        last = nn.Linear(HIDDEN, ACTIONS)
+        last = nn.Linear(HIDDEN, controller.ACTIONS)
         self.mlp = nn.Sequential(first, nn.ReLU(), nn.Dropout(DROPOUT), last)
         with torch.no_grad():
             last.bias[CONTINUE] += continue_bias
@@ -362,7 +352,7 @@ def clairvoyant_rate(batch: Rows) -> float:
 class Trained:
     """policy: the kept epoch. curve: one row per epoch. results: tokens per ms, held out."""
 
-    policy: RadarPolicy
+    policy: controller.RadarPolicy
     curve: pd.DataFrame
     results: dict
 
@@ -383,7 +373,7 @@ def train_radar(
     model, or l(a) as [8] or [Q, 8]. config: a RadarConfig or a name of CONFIGS. trained_for:
     further facts to store in the policy. The same call continues a stopped run exactly.
     """
-    config = named(config, CONFIGS, "RADAR")
+    config = named(config, controller.CONFIGS, "RADAR")
     facts = dict(trained_for or {})
     # 1. rows and their times
     if isinstance(data, Trace):

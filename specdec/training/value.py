@@ -21,23 +21,14 @@ from tqdm.auto import trange
 
 from specdec import runs
 from specdec.core.policy import Policy, Static
-from specdec.core.records import PLAN, SIZE, Cycle, Question
+from specdec.core.records import SIZE, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.calibrate import calibrate, measured_answer_ms
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_number
+from specdec.policies import value as controller
 from specdec.policies.base import chose
-from specdec.policies.value import (
-    HISTORY,
-    NOTHING,
-    OURS,
-    PROBES,
-    AcceptanceModel,
-    ValueConfig,
-    ValuePolicy,
-    ValueSettings,
-    history_after,
-)
+from specdec.policies.value import AcceptanceModel, ValueConfig, ValuePolicy
 from specdec.replays.record import record
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static
@@ -59,7 +50,7 @@ PROBE_WIDTH = 8
 def train_value(
     trace: Trace,
     costs: CostModel,
-    config: ValueConfig = OURS,
+    config: ValueConfig = controller.OURS,
     *,
     start: TreeConfig | None = None,
     tune_on: Trace | None = None,
@@ -85,14 +76,11 @@ def train_value(
     acting: Policy = Static.of(start)
     rate = 1 / replay(trace, acting, costs).ms_per_tok
     # 2. rounds: where cycles start, the acceptance model there, and what time is worth
-    rows = np.empty(0, np.int64)
-    histories = np.empty((0, HISTORY), np.float32)
+    starts = []
     curves = []
     for number in range(config.rounds):
-        begun = cycle_starts(trace, costs, acting, DETOURS, seed + 10 * number, config.plans)
-        rows = np.concatenate((rows, begun[0]))
-        histories = np.concatenate((histories, begun[1]))
-        examples = Examples(trace, policy, rows, histories)
+        starts.append(cycle_starts(trace, costs, acting, DETOURS, seed + 10 * number))
+        examples = Examples(trace, policy, *map(np.concatenate, zip(*starts, strict=True)))
         last = number + 1 == config.rounds
         fitted = fit_ensemble(examples, config, seed + 100 * number, progress, distil=last)
         policy.network, curve = fitted
@@ -117,17 +105,22 @@ def _untrained(trace: Trace, config: ValueConfig) -> ValuePolicy:
         probe = "none"
     elif probe is None:
         probe = "target" if trace.draft_state is None else "draft"
-    for name in PROBES[probe]:
+    for name in controller.PROBES[probe]:
         if getattr(trace, name) is None:
             why = f"this recording holds no {name}"
             raise SpecdecError(f'{why}; record with features=True or pass probe="none".')
     deepest = min(trace.depth_of(config.top_k), config.most_expansions)
-    shared = config.shared_with(ValueSettings)
-    return ValuePolicy(**{**shared, "most_expansions": deepest}, probe=probe)
+    shared = config.shared_with(ValuePolicy)
+    return ValuePolicy(**{**shared, "most_expansions": deepest, "probe": probe})
 
 
 def train_recording(
-    trace: Trace, costs: CostModel, config: ValueConfig = OURS, *, seed: int, out_dir: Path
+    trace: Trace,
+    costs: CostModel,
+    config: ValueConfig = controller.OURS,
+    *,
+    seed: int,
+    out_dir: Path,
 ) -> ValuePolicy:
     """Train on the beam of the tree that is fastest at these costs; writes policy and curve.
 
@@ -148,59 +141,49 @@ def train_recording(
     return policy
 
 
-class _StartRecorder(Policy):
-    """Records cycle starts, with the history there; `inner` answers, but for random detours."""
+class _Detours(Policy):
+    """`inner`, with a random number of nodes in some cycles, which leads to other positions."""
 
-    def __init__(self, inner: Policy, detour_frac: float, seed: int, plans: bool = False):
+    def __init__(self, inner: Policy, frac: float, seed: int):
         self.inner = inner
-        self.detour_frac = detour_frac  # detours lead to other positions
-        self.starts_at = PLAN if plans else SIZE
-        self.asks = inner.asks | {SIZE, self.starts_at}
+        self.frac = frac
+        self.asks = inner.asks | {SIZE}
         self.limits = inner.limits
         self.plan = inner.plan
+        self.reset = inner.reset
+        self.observe = inner.observe
         self._random = np.random.default_rng(seed)
-        self.rows: list[int] = []
-        self.histories: list[np.ndarray] = []
-
-    def reset(self) -> None:
-        self.inner.reset()
-        self.history = NOTHING
 
     def answer(self, question: Question):
-        if question.kind == self.starts_at:
-            self.rows.append(question.view.row)
-            self.histories.append(self.history)
+        answer = self.inner.plan.verify_nodes
         if question.kind in self.inner.asks:
             answer = self.inner.answer(question)
-        elif question.kind == PLAN:
-            return self.inner.plan
-        else:
-            answer = self.inner.plan.verify_nodes
         if question.kind != SIZE:
             return answer
-        if self._random.random() < self.detour_frac:
+        if self._random.random() < self.frac:
             answer = int(self._random.integers(0, 5))
         return min(answer, question.largest)
 
-    def observe(self, cycle: Cycle) -> None:
-        self.inner.observe(cycle)
-        self.history = history_after(self.history, cycle.accepted_tok, cycle.expansions)
-
 
 def cycle_starts(
-    trace: Trace, costs: CostModel, policy, detours: int, seed: int = 0, plans: bool = False
+    trace: Trace, costs: CostModel, policy: Policy, detours: int, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """(rows int64 [Q], histories float32 [Q, 5]) of cycle starts under `policy`.
 
-    Once unchanged, then `detours` times with detours. plans: also of cycles without a tree.
+    Once unchanged, then `detours` times with detours.
     """
     rows: list[int] = []
     histories: list[np.ndarray] = []
     for number in range(detours + 1):
-        recorder = _StartRecorder(policy, 0.25 if number else 0.0, seed + number, plans)
-        replay(trace, recorder, costs)
-        rows += recorder.rows
-        histories += recorder.histories
+        acting = _Detours(policy, 0.25 if number else 0.0, seed + number)
+        turns = replay(trace, acting, costs, keep_cycles=True).rows
+        for row, cycles in zip(trace.turns["first"].tolist(), turns, strict=True):
+            history = controller.NOTHING
+            for cycle in cycles:
+                rows.append(row)
+                histories.append(history)
+                row += cycle.new_tok
+                history = controller.history_after(history, cycle.accepted_tok, cycle.expansions)
     return np.array(rows), np.stack(histories)
 
 
@@ -215,7 +198,7 @@ class Examples:
         self.histories = histories
         self._scores = trace.column("scores", policy.top_k)
         self._ranks = trace.ranks[policy.top_k]
-        self._states = [getattr(trace, name) for name in PROBES[policy.probe]]
+        self._states = [getattr(trace, name) for name in controller.PROBES[policy.probe]]
         self._sizes = np.array(policy.sizes, dtype=np.int16)
 
     def sample(self, count: int) -> np.ndarray:
