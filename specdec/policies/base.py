@@ -249,16 +249,14 @@ class Learned(Rule):
 class PPOConfig:
     """PPO's hyperparameters. Names and defaults follow stable-baselines3.
 
-    n_steps: decisions per rollout, over all environments. warmup_frac: part of the training in
-    which the learning rate rises from 0. linear_decay: it then falls to 0. pi, vf: hidden widths of
-    actor and critic. total_steps: decisions of the whole training. normalise_observations: by
-    running mean and deviation, folded into the exported network.
+    n_steps: decisions per rollout, over all environments. total_steps: of the whole training.
     """
 
     n_steps: int = 2048
     batch_size: int = 64
     n_epochs: int = 10
     learning_rate: float = 3e-4
+    # part of the training in which the learning rate rises from 0; it may then fall to 0
     warmup_frac: float = 0.0
     linear_decay: bool = False
     clip_range: float = 0.2
@@ -266,10 +264,12 @@ class PPOConfig:
     gae_lambda: float = 0.95
     ent_coef: float = 0.0
     vf_coef: float = 0.5
+    # hidden widths of actor and critic
     pi: tuple[int, ...] = (64, 64)
     vf: tuple[int, ...] = (64, 64)
     activation: str = "tanh"
     total_steps: int = 100_000
+    # by running mean and deviation, folded into the exported network
     normalise_observations: bool = False
     normalise_reward: bool = False
 

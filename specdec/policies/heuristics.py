@@ -110,11 +110,12 @@ class _DepthRule(Rule):
 class DDD(_DepthRule):
     """Dynamic depth decoding: continue only while the beam's probability is above a threshold.
 
-    layers: expansions after which it checks; elsewhere it continues. threshold: of the log of the
-    beam's summed probability, as in DDD's paper. The sheet says only "cumulative log-prob".
+    layers: expansions after which it checks; elsewhere it continues.
     """
 
     layers: tuple[int, ...] = (5, 7, 9)
+    # of the log of the beam's summed probability, as in DDD's paper; the sheet says only
+    # "cumulative log-prob"
     threshold: float = -0.3
 
     def answer(self, question: Question) -> bool:
@@ -128,12 +129,10 @@ class DDD(_DepthRule):
 
 @dataclass
 class SVIP(_DepthRule):
-    """Self-verification: stop when the draft's entropy H shows that its tokens will be rejected.
+    """Self-verification: stop when the draft's entropy H shows that its tokens will be rejected."""
 
-    It stops when the estimated acceptance after the beam's best path, 1 - sqrt(0.15 H), falls below
-    `minimum`: our reading of the sheet's "entropy factor 0.15, minimum entropy 0.3".
-    """
-
+    # our reading of the sheet's "entropy factor 0.15, minimum entropy 0.3": the lowest estimated
+    # acceptance after the beam's best path, 1 - sqrt(0.15 H), at which it continues
     minimum: float = 0.3
 
     def answer(self, question: Question) -> bool:
@@ -146,9 +145,7 @@ class SVIP(_DepthRule):
 class GammaTune(Rule):
     """The depth of the next cycle follows a moving average of accepted tokens.
 
-    Every turn starts at the default depth; low, high: bounds as multiples of it. A path that was
-    accepted completely counts one token more, since more might have been (ours: without it the
-    average could only fall).
+    Every turn starts at the default depth; low, high: bounds as multiples of it.
     """
 
     default_depth: int = 8
@@ -175,6 +172,7 @@ class GammaTune(Rule):
         return tree_of(self.verify_nodes, depth, self.top_k)
 
     def observe(self, cycle: Cycle) -> None:
+        # ours: without growth after a path that was accepted completely it could only fall
         growth = 1.0 if cycle.accepted_tok == cycle.draft_calls else 0.0
         self.average_tok += NEWEST_FRAC * (cycle.accepted_tok + growth - self.average_tok)
 
@@ -243,8 +241,6 @@ class SpecDecPlus(_Classifier):
     """Stop when the predicted odds of acceptance, from the hidden state, are too small.
 
     The network predicts, per level, the odds that it holds the target's token if those above did.
-    It runs once per cycle, on the target's state at the last accepted token (SpecDec++: the
-    drafter's after each token). A level's own odds are compared, not the product down to it.
     """
 
     def observation(self, question: Question) -> np.ndarray:
@@ -252,8 +248,11 @@ class SpecDecPlus(_Classifier):
         return unit_features(as_array(question.features))
 
     def answer(self, question: Question) -> bool:
+        # once per cycle, from the target's state at the last accepted token; SpecDec++ has the
+        # drafter's after each token
         if question.expansions == 0:
             self._odds = self.chances(question)
+        # a level's own odds, not the product down to it
         return bool(self._odds[question.expansions] >= self.threshold)
 
     def build_network(self, arrays: dict[str, np.ndarray]) -> ResidualNetwork:
@@ -264,8 +263,7 @@ class SpecDecPlus(_Classifier):
 class C2T(_Classifier):
     """Verify as many nodes as are likely to be on the target's path: at least 1, at most 60.
 
-    Inputs per candidate [2]: cumulative log-probability, depth / 10. One hidden layer of 64. Nodes
-    are taken by score, so the classifier only decides how many.
+    Inputs per candidate [2]: cumulative log-probability, depth / 10. One hidden layer of 64.
     """
 
     max_depth: int = 8
@@ -278,6 +276,7 @@ class C2T(_Classifier):
         return np.stack((as_array(question.scores), depths / 10), axis=-1).astype(np.float32)
 
     def answer(self, question: Question) -> int:
+        # nodes are taken by score, so the classifier only decides how many
         likely = int((self.chances(question)[:, 0] >= self.threshold).sum())
         return min(max(likely, 1), self.verify_nodes, int(question.largest))
 

@@ -38,16 +38,15 @@ def valid_trees(
     Trees that exceed their pool are dropped too. small: only these are dropped, and a plain step
     (total 1) counts once. widths: children per node, or (children, nodes expanded per level ...).
     """
-    trees = []
-    plain_steps = 0
+    trees: list[TreeConfig] = []
     for total, depth, width in product(totals, depths, widths):
         top_k, *beam = width if isinstance(width, tuple | list) else (width,)
         if total > top_k ** (depth - 1) and not small:
             continue
         if total - 1 > pool_size(depth, top_k, tuple(beam)):
             continue
-        plain_steps += total == 1
-        if small and total == 1 and plain_steps > 1:
+        # a plain step is the same in every shape
+        if small and total == 1 and trees and trees[-1].total_tokens == 1:
             continue
         trees.append(TreeConfig(total, depth, top_k, beam=tuple(beam)))
     return trees

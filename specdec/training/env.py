@@ -165,6 +165,7 @@ class Env(gymnasium.Env):
         """Advance to the next decision, in another text with a seed. Returns (observation, {})."""
         super().reset(seed=seed)
         if seed is not None or self._engine is None:
+            # otherwise the text continues over the end of an episode
             self._open_turn()
             self._advance(None)
         return self._observe(), {}

@@ -162,8 +162,7 @@ class TrainingRun:
         """Call step(number, rate factor) to the planned end. A returned row is added to the curve.
 
         factor(step, last step): the learning rate as a fraction of its peak. all_or_nothing: a
-        checkpoint follows each step, and an interrupted one leaves nothing on the disk. Otherwise
-        one follows every `save_s` seconds, and Ctrl-C.
+        checkpoint follows each step, otherwise every `save_s` seconds, and Ctrl-C.
         """
         if self.finished:
             return
@@ -172,21 +171,25 @@ class TrainingRun:
         with tqdm(initial=self.step, desc=label, mininterval=2.0, disable=not progress) as bar:
             try:
                 while not self._ended():
+                    # 1. the learning rate of this step
                     share = 1.0
                     if factor is not None:
                         share = factor(self.step, self.plan["last_step"])
                         self._set_rates(share)
+                    # 2. the step
                     row = step(self.step, share)
                     if row is not None:
                         self.add({"step": self.step, **row})
                     self.step += 1
                     self.elapsed_s = time.perf_counter() - self._began_s
+                    # 3. a checkpoint
                     if all_or_nothing or time.perf_counter() - saved_s >= save_s:
                         self.save()
                         saved_s = time.perf_counter()
                     bar.total = self.plan["last_step"]
                     bar.update()
             except BaseException:
+                # half a step of a resumable run is done again from the last checkpoint
                 if not all_or_nothing:
                     self.save()
                 raise

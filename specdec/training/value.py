@@ -155,11 +155,13 @@ class _Detours(Policy):
         self._random = np.random.default_rng(seed)
 
     def answer(self, question: Question):
+        # 1. the answer without a detour
         answer = self.inner.plan.verify_nodes
         if question.kind in self.inner.asks:
             answer = self.inner.answer(question)
         if question.kind != SIZE:
             return answer
+        # 2. few nodes, so that the next cycle starts earlier
         if self._random.random() < self.frac:
             answer = int(self._random.integers(0, 5))
         return min(answer, question.largest)
@@ -178,6 +180,7 @@ def cycle_starts(
         acting = _Detours(policy, 0.25 if number else 0.0, seed + number)
         turns = replay(trace, acting, costs, keep_cycles=True).rows
         for row, cycles in zip(trace.turns["first"].tolist(), turns, strict=True):
+            # a cycle starts at the recorded position after the tokens of those before
             history = controller.NOTHING
             for cycle in cycles:
                 rows.append(row)
@@ -417,6 +420,7 @@ def averaged(models: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 def calibrate_rate(policy: ValuePolicy, trace: Trace, costs: CostModel, rate: float, policy_ms=0.0):
     """(priced policy, rate), where the rate is the throughput the policy reaches on `trace`."""
+    # each price changes what is fastest, and that the rate
     for _ in range(3):
         policy = policy.price(costs, rate)
         rate = 1 / ms_per_tok(policy, trace, costs, policy_ms)

@@ -309,16 +309,6 @@ def test_the_rate_follows_the_throughput_above_the_floor(tmp_path):
     assert (high["rate"] == 50.0).all()
 
 
-def test_rewards_are_divided_by_their_deviation(tmp_path):
-    task = dict(reward=Reward("accepted"), total_steps=64)
-    train(tmp_path / "raw", ppo=STILL, **task)
-    train(tmp_path / "scaled", ppo=replace(STILL, normalise_reward=True), **task)
-    raw = curve_of(tmp_path / "raw")
-    scaled = curve_of(tmp_path / "scaled")
-    assert raw["reward"][0] == scaled["reward"][0]
-    assert raw["value_loss"][0] != scaled["value_loss"][0]
-
-
 def test_the_best_network_is_kept(tmp_path):
     networks = []
     scores = [1.0, 3.0, 2.0, 0.0]
