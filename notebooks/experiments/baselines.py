@@ -19,7 +19,7 @@ from specdec.errors import SpecdecError, nearest_name_error
 from specdec.evaluation.methods import DraftedBy
 from specdec.models.drafters import KINDS, kind_and_source
 from specdec.models.load import load_drafter, preset_drafter
-from specdec.policies.copying import CopyGate
+from specdec.policies.heuristics import CopyGate
 from specdec.replays.record import record
 from specdec.replays.replay import replay
 

@@ -192,7 +192,7 @@ def fit(
     plan["shape"] = [list(weight.shape) for weight in module.parameters()]
     run = TrainingRun(out_dir, plan)
     run.track({"network": module}, [optimizer])
-    run.run(epoch, kind.__name__, all_or_nothing=True, shown=("loss", "accuracy"))
+    run.run(epoch, kind.__name__, all_or_nothing=True)
     # 4. the policy
     classifier = kind(**policy)
     classifier.network = exported(module)

@@ -23,7 +23,7 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.data.suites import gather
 from specdec.errors import SpecdecError
 from specdec.evaluation.bench import EvaluateConfig, evaluate
-from specdec.policies.copying import CopyGate
+from specdec.policies.heuristics import CopyGate
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import SETTING, setting, static_grid, static_turns, tree_of
 

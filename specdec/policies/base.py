@@ -13,7 +13,6 @@ import importlib
 import json
 import math
 import pkgutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -26,14 +25,7 @@ from specdec import machine, runs, stored
 from specdec.core.policy import Chain, Policy
 from specdec.core.records import Question
 from specdec.core.tree_config import Plan, TreeConfig, pool_size
-from specdec.errors import (
-    SpecdecError,
-    check_fields,
-    check_name,
-    first_line,
-    nearest_name_error,
-    warn,
-)
+from specdec.errors import SpecdecError, check_fields, check_name, first_line, warn
 
 P = TypeVar("P", bound="Rule")
 C = TypeVar("C")
@@ -54,17 +46,11 @@ class Network:
     weights[i]: float32 [out, in]. biases[i]: float32 [out]. The last layer is linear.
     """
 
-    def __init__(
-        self, weights: Iterable[np.ndarray], biases: Iterable[np.ndarray], activation: str = "tanh"
-    ):
+    def __init__(self, weights: Any, biases: Any, activation: str = "tanh"):
         self.activation = check_name("activation", activation, ("tanh", "relu"))
         self.weights = [np.ascontiguousarray(weight, dtype=np.float32) for weight in weights]
         self.biases = [np.ascontiguousarray(bias, dtype=np.float32) for bias in biases]
-
-    @property
-    def width(self) -> int:
-        """I, the width of its inputs."""
-        return int(self.weights[0].shape[1])
+        self.width = int(self.weights[0].shape[1])  # of its inputs
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
         """observation float32 [I] or [B, I] -> outputs float32 [A] or [B, A]."""
@@ -76,9 +62,9 @@ class Network:
 
     def arrays(self) -> dict[str, np.ndarray]:
         arrays = {}
-        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+        for number, weight in enumerate(self.weights):
             arrays[f"weight.{number}"] = weight
-            arrays[f"bias.{number}"] = bias
+            arrays[f"bias.{number}"] = self.biases[number]
         return arrays
 
     @classmethod
@@ -135,15 +121,21 @@ class Rule(Policy):
 
     def settings(self) -> dict[str, Any]:
         """Every field, as JSON types."""
-        fields = dataclasses.fields(self)
-        return {field.name: runs.plain(getattr(self, field.name)) for field in fields}
+        names = [field.name for field in dataclasses.fields(self)]
+        return {name: runs.plain(getattr(self, name)) for name in names}
 
     def save(self, folder: Path) -> Path:
-        """Write policy.json, with a seal over the weights, into `folder`; returns it."""
+        """Write policy.json and the weights, if it has any, into `folder`; returns it."""
         folder = Path(folder)
         record = {"schema": SCHEMA, "class": type(self).__name__, "settings": self.settings()}
         record["trained_for"] = self.trained_for
-        sealed = [WEIGHTS] if isinstance(self, Learned) else []
+        # policy.json holds a hash of the weights, so they are written first
+        sealed = []
+        if isinstance(self, Learned):
+            arrays = self.trained_network().arrays()
+            with runs.atomic(folder / WEIGHTS) as temporary:
+                save_file(arrays, temporary)
+            sealed.append(WEIGHTS)
         runs.write_json(folder / "policy.json", record, sealed)
         return folder
 
@@ -221,6 +213,9 @@ class Learned(Rule):
             raise SpecdecError(f"{why}; train it or load a trained one.")
         return self.network
 
+    def build_network(self, arrays: dict[str, np.ndarray]) -> Any:
+        return Network.from_arrays(arrays, self.activation)
+
     def fill_at_random(self, hidden: tuple[int, ...], seed: int = 0) -> Self:
         """This policy with random weights: an answer takes as long as with learned ones."""
         random = np.random.default_rng(seed)
@@ -249,31 +244,19 @@ class Learned(Rule):
         noise = self._random.gumbel(size=logits.shape)
         return int((logits / self.temperature + noise).argmax())
 
-    def save(self, folder: Path) -> Path:
-        """Write policy.safetensors and policy.json into `folder`; returns it."""
-        arrays = self.trained_network().arrays()
-        with runs.atomic(Path(folder) / WEIGHTS) as temporary:
-            save_file(arrays, temporary)
-        return super().save(folder)
-
-    def build_network(self, arrays: dict[str, np.ndarray]) -> Any:
-        return Network.from_arrays(arrays, self.activation)
-
 
 @dataclasses.dataclass(frozen=True)
 class PPOConfig:
     """PPO's hyperparameters. Names and defaults follow stable-baselines3.
 
-    n_steps: decisions per rollout, over all environments. warmup_frac: part of the training in
-    which the learning rate rises from 0. linear_decay: it then falls to 0. pi, vf: hidden widths of
-    actor and critic. total_steps: decisions of the whole training. normalise_observations: by
-    running mean and deviation, folded into the exported network.
+    n_steps: decisions per rollout, over all environments. total_steps: of the whole training.
     """
 
     n_steps: int = 2048
     batch_size: int = 64
     n_epochs: int = 10
     learning_rate: float = 3e-4
+    # part of the training in which the learning rate rises from 0; it may then fall to 0
     warmup_frac: float = 0.0
     linear_decay: bool = False
     clip_range: float = 0.2
@@ -281,10 +264,12 @@ class PPOConfig:
     gae_lambda: float = 0.95
     ent_coef: float = 0.0
     vf_coef: float = 0.5
+    # hidden widths of actor and critic
     pi: tuple[int, ...] = (64, 64)
     vf: tuple[int, ...] = (64, 64)
     activation: str = "tanh"
     total_steps: int = 100_000
+    # by running mean and deviation, folded into the exported network
     normalise_observations: bool = False
     normalise_reward: bool = False
 
@@ -332,8 +317,7 @@ def changed(config: C, changes: dict[str, Any]) -> C:
     fields = list(getattr(config, "__dict__", ())) or ["none"]
     for name, value in changes.items():
         field, _, inner = name.partition(".")
-        if field not in fields:
-            raise nearest_name_error(f"field of {type(config).__name__}", field, fields)
+        check_name(f"field of {type(config).__name__}", field, fields)
         if inner:
             value = changed(values.get(field, getattr(config, field)), {inner: value})
         values[field] = value
@@ -352,11 +336,6 @@ def setting(option: str, example: str, text: str) -> tuple[str, Any]:
     return name.strip(), tuple(parsed) if isinstance(parsed, list) else parsed
 
 
-def deviations_of(config: Any, **counted: object) -> list[str]:
-    """The config's `deviations`, with {names} replaced by counts."""
-    return [line.format_map(counted) for line in config.deviations]
-
-
 class Config:
     """Base of a controller's training config: its policy's settings, and how it learns.
 
@@ -367,11 +346,6 @@ class Config:
 
     while_training: dict[str, Any]
     ppo: PPOConfig
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name in vars(self):
-            raise dataclasses.FrozenInstanceError(f"{type(self).__name__} is frozen.")
-        super().__setattr__(name, value)
 
     def __post_init__(self) -> None:
         check_fields(self, interval=(1, math.inf), stride=(1, math.inf))
@@ -403,31 +377,6 @@ def policy_folder(folder: Path | str) -> Path:
     return runs.placed(folder)
 
 
-def policy_parts(folder: Path | str) -> list[Path]:
-    """The folders of the policy, or of LTD's depth/ and size/, in a folder or in its policy/."""
-    place = policy_folder(folder)
-    for candidate in (place, place / "policy"):
-        for paths in ([candidate], [candidate / "depth", candidate / "size"]):
-            if all((path / "policy.json").is_file() for path in paths):
-                return paths
-    shipped = shipped_folder("*").parents[1].glob("*/policies/*/")
-    names = ", ".join(sorted(f"{path.parts[-3]}/{path.name}" for path in shipped))
-    raise SpecdecError(
-        f"there is no policy {folder}: no policy.json in it; give the folder of a training, or one "
-        f"that ships: {names}."
-    )
-
-
-def combine(depth_policy: Any, size_policy: Any) -> Chain:
-    """LTD: the depth policy grows the tree, the size policy prunes it."""
-    shapes = {(policy.top_k, policy.limits.beam) for policy in (depth_policy, size_policy)}
-    if len(shapes) > 1 or depth_policy.depth > size_policy.depth:
-        raise SpecdecError(
-            "the size policy cannot see all trees of the depth policy; give both one top_k, depth."
-        )
-    return Chain(depth_policy, size_policy)
-
-
 def load_policy(folder: Path | str) -> Any:
     """The policy in a folder written by `save` or a training, or a shipped one, PAIR/POLICY.
 
@@ -436,22 +385,38 @@ def load_policy(folder: Path | str) -> Any:
     >>> load_policy("small/ours-float32").trained_for["pair"]
     'small'
     """
-    parts = [_load_one(place) for place in policy_parts(folder)]
-    return parts[0] if len(parts) == 1 else combine(*parts)
+    place = policy_folder(folder)
+    # a training writes into policy/, and LTD's two policies into depth/ and size/ there
+    for candidate in (place, place / "policy"):
+        if (candidate / "policy.json").is_file():
+            return _load_one(candidate)
+        if all((candidate / part / "policy.json").is_file() for part in ("depth", "size")):
+            return combine(_load_one(candidate / "depth"), _load_one(candidate / "size"))
+    shipped = shipped_folder("*").parents[1].glob("*/policies/*/")
+    names = ", ".join(sorted(f"{path.parts[-3]}/{path.name}" for path in shipped))
+    why = f"there is no policy {folder}: no policy.json in it"
+    raise SpecdecError(f"{why}; give the folder of a training, or one that ships: {names}.")
+
+
+def combine(depth_policy: Any, size_policy: Any) -> Chain:
+    """LTD: the depth policy grows the tree, the size policy prunes it."""
+    shapes = {(policy.top_k, policy.limits.beam) for policy in (depth_policy, size_policy)}
+    if len(shapes) > 1 or depth_policy.depth > size_policy.depth:
+        why = "the size policy cannot see all trees of the depth policy"
+        raise SpecdecError(f"{why}; give both one top_k, depth.")
+    return Chain(depth_policy, size_policy)
 
 
 def _load_one(folder: Path) -> Any:
     """The policy of one policy.json. Warns about costs from another machine."""
-    # 1. the class and its settings
+    # 1. the class and its settings; a class is known once its module is imported
     path = folder / "policy.json"
     record = stored.read_json(path, stored.PolicyFile, ADVICE, SCHEMA)
-    name = record["class"]
-    if name not in Rule.classes:
-        for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-            importlib.import_module(f"specdec.policies.{module.name}")
-    kind = Rule.classes[check_name(f"policy in {path}", name, Rule.classes)]
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"specdec.policies.{module.name}")
+    name = check_name(f"policy in {path}", record["class"], Rule.classes)
     where = f"{path}, settings of {name}"
-    policy = stored.checked(kind, record["settings"], where, ADVICE)
+    policy = stored.checked(Rule.classes[name], record["settings"], where, ADVICE)
     # 2. the weights
     if isinstance(policy, Learned):
         weights = stored.check_file(record, folder, WEIGHTS, ADVICE)
@@ -469,17 +434,15 @@ def _load_one(folder: Path) -> Any:
 
 def _network_of(policy: Learned, path: Path) -> Any:
     """The network from stored arrays: exactly those needed, of matching shapes, all finite."""
-    name = type(policy).__name__
     try:
         arrays = load_file(path)
         network = policy.build_network(arrays)
+        width = getattr(network, "width", policy.observation_size)
+        if policy.observation_size not in (0, width) or set(arrays) != set(network.arrays()):
+            raise ValueError("arrays of other settings")
+        if not all(np.isfinite(array).all() for array in arrays.values()):
+            raise ValueError("a weight is not finite")
     except (OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
-        why = f"{path} does not hold a {name} ({first_line(error)})"
+        why = f"{path} does not hold a {type(policy).__name__} ({first_line(error)})"
         raise SpecdecError(f"{why}; {ADVICE}.") from error
-    width = getattr(network, "width", policy.observation_size)
-    finite = all(np.isfinite(array).all() for array in arrays.values())
-    fits = policy.observation_size in (0, width) and set(arrays) == set(network.arrays())
-    if not finite or not fits:
-        why = f"{path} does not hold finite weights for the settings of this {name}"
-        raise SpecdecError(f"{why}; {ADVICE}.")
     return network

@@ -1,4 +1,4 @@
-"""The rules and small classifiers compared in LTD's Table 1.
+"""The rules and small classifiers compared in LTD's Table 1, and a gate between copies and trees.
 
     DDD        continue while the log of the beam's probability >= -0.3, after 5, 7 and 9 expansions
     SVIP       continue while 1 - sqrt(0.15 H) >= 0.3, with H the draft's entropy
@@ -6,10 +6,11 @@
     Disco      continue while P(the newest level holds the target's token) >= 1/2, a classifier
     SpecDec++  continue while P(a level holds it | those above did) >= 1/2, from the hidden state
     C2T        verify the nodes that a classifier considers likely to be on the target's path
+    CopyGate   no tree where copies of the text are likely enough (ours)
 
 Settings are those in section 4 of LTD's fact sheet; where it leaves a choice open, the docstring
-states ours. `workbook.classifiers` fits the learned ones. Entropies are estimates from each node's
-drafted children.
+states ours. `workbook.classifiers` fits the learned ones. Functions of a level's scores take arrays
+with any leading dimensions, so that a live question and a recording use the same code.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specdec.core.policy import largest
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
-from specdec.core.tree_config import TreeConfig, pool_size
-from specdec.errors import SpecdecError
+from specdec.core.tree_config import CopiedTree, Plan, TreeConfig, pool_size
+from specdec.errors import SpecdecError, check_fields
 from specdec.policies.base import Learned, Rule, as_array, tree_of
 
-# Functions of a level's scores take arrays with any leading dimensions, so that a live question and
-# a recording use the same code.
+DRAFTED_TOK = 1.0  # accepted tokens that CopyGate expects of a turn's first tree
+NEWEST_FRAC = 0.2  # weight of the newest cycle in the moving averages of accepted tokens
 
 
 def newest_level(question: Question) -> tuple[np.ndarray, np.ndarray]:
@@ -54,6 +56,7 @@ def child_entropy(newest: np.ndarray, parents: np.ndarray) -> np.ndarray:
     """
     log_probs = np.minimum(newest - parents[..., None], 0.0)
     probs = np.exp(log_probs)
+    # what the drafted children leave over
     rest = np.clip(1 - probs.sum(-1), 1e-12, 1)
     nats: np.ndarray = -(probs * log_probs).sum(-1) - rest * np.log(rest)
     return nats
@@ -88,8 +91,8 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 @dataclass
-class DepthRule(Rule):
-    """Base of the depth rules, over a tree of at most max_depth expansions and 60 nodes."""
+class _DepthRule(Rule):
+    """Answers EXTEND over a tree of at most max_depth expansions."""
 
     max_depth: int = 12
     verify_nodes: int = 60
@@ -104,14 +107,15 @@ class DepthRule(Rule):
 
 
 @dataclass
-class DDD(DepthRule):
+class DDD(_DepthRule):
     """Dynamic depth decoding: continue only while the beam's probability is above a threshold.
 
-    layers: expansions after which it checks; elsewhere it continues. threshold: of the log of the
-    beam's summed probability, as in DDD's paper. The sheet says only "cumulative log-prob".
+    layers: expansions after which it checks; elsewhere it continues.
     """
 
     layers: tuple[int, ...] = (5, 7, 9)
+    # of the log of the beam's summed probability, as in DDD's paper; the sheet says only
+    # "cumulative log-prob"
     threshold: float = -0.3
 
     def answer(self, question: Question) -> bool:
@@ -124,13 +128,11 @@ class DDD(DepthRule):
 
 
 @dataclass
-class SVIP(DepthRule):
-    """Self-verification: stop when the draft's entropy H shows that its tokens will be rejected.
+class SVIP(_DepthRule):
+    """Self-verification: stop when the draft's entropy H shows that its tokens will be rejected."""
 
-    It stops when the estimated acceptance after the beam's best path, 1 - sqrt(0.15 H), falls below
-    `minimum`: our reading of the sheet's "entropy factor 0.15, minimum entropy 0.3".
-    """
-
+    # our reading of the sheet's "entropy factor 0.15, minimum entropy 0.3": the lowest estimated
+    # acceptance after the beam's best path, 1 - sqrt(0.15 H), at which it continues
     minimum: float = 0.3
 
     def answer(self, question: Question) -> bool:
@@ -143,9 +145,7 @@ class SVIP(DepthRule):
 class GammaTune(Rule):
     """The depth of the next cycle follows a moving average of accepted tokens.
 
-    Every turn starts at the default depth; low, high: bounds as multiples of it. A path that was
-    accepted completely counts one token more, since more might have been (ours: without it the
-    average could only fall).
+    Every turn starts at the default depth; low, high: bounds as multiples of it.
     """
 
     default_depth: int = 8
@@ -172,8 +172,9 @@ class GammaTune(Rule):
         return tree_of(self.verify_nodes, depth, self.top_k)
 
     def observe(self, cycle: Cycle) -> None:
+        # ours: without growth after a path that was accepted completely it could only fall
         growth = 1.0 if cycle.accepted_tok == cycle.draft_calls else 0.0
-        self.average_tok += 0.2 * (cycle.accepted_tok + growth - self.average_tok)
+        self.average_tok += NEWEST_FRAC * (cycle.accepted_tok + growth - self.average_tok)
 
 
 @dataclass
@@ -186,10 +187,16 @@ class _Classifier(Learned):
     top_k: int = 10
     threshold: float = 0.5
 
+    kind = EXTEND
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.limits = TreeConfig(self.verify_nodes + 1, self.max_depth, self.top_k)
         self.plan = self.limits
+
+    def chances(self, question: Question) -> np.ndarray:
+        """The network's outputs as probabilities."""
+        return sigmoid(self.logits(self.observation(question)))
 
 
 @dataclass
@@ -200,14 +207,12 @@ class Disco(_Classifier):
     after the best parent, depth / 10. One hidden layer of 128.
     """
 
-    kind = EXTEND
-
     def observation(self, question: Question) -> np.ndarray:
         newest, parents = newest_level(question)
         return disco_inputs(newest, parents, question.expansions, self.top_k)
 
     def answer(self, question: Question) -> bool:
-        return bool(sigmoid(self.logits(self.observation(question)))[0] >= self.threshold)
+        return bool(self.chances(question)[0] >= self.threshold)
 
 
 class ResidualNetwork:
@@ -236,19 +241,18 @@ class SpecDecPlus(_Classifier):
     """Stop when the predicted odds of acceptance, from the hidden state, are too small.
 
     The network predicts, per level, the odds that it holds the target's token if those above did.
-    It runs once per cycle, on the target's state at the last accepted token (SpecDec++: the
-    drafter's after each token). A level's own odds are compared, not the product down to it.
     """
-
-    kind = EXTEND
 
     def observation(self, question: Question) -> np.ndarray:
         """float32 [F]: the features, scaled to unit mean square."""
         return unit_features(as_array(question.features))
 
     def answer(self, question: Question) -> bool:
+        # once per cycle, from the target's state at the last accepted token; SpecDec++ has the
+        # drafter's after each token
         if question.expansions == 0:
-            self._odds = sigmoid(self.logits(self.observation(question)))
+            self._odds = self.chances(question)
+        # a level's own odds, not the product down to it
         return bool(self._odds[question.expansions] >= self.threshold)
 
     def build_network(self, arrays: dict[str, np.ndarray]) -> ResidualNetwork:
@@ -259,8 +263,7 @@ class SpecDecPlus(_Classifier):
 class C2T(_Classifier):
     """Verify as many nodes as are likely to be on the target's path: at least 1, at most 60.
 
-    Inputs per candidate [2]: cumulative log-probability, depth / 10. One hidden layer of 64. Nodes
-    are taken by score, so the classifier only decides how many.
+    Inputs per candidate [2]: cumulative log-probability, depth / 10. One hidden layer of 64.
     """
 
     max_depth: int = 8
@@ -273,6 +276,61 @@ class C2T(_Classifier):
         return np.stack((as_array(question.scores), depths / 10), axis=-1).astype(np.float32)
 
     def answer(self, question: Question) -> int:
-        chances = sigmoid(self.logits(self.observation(question))[:, 0])
-        likely = int((chances >= self.threshold).sum())
+        # nodes are taken by score, so the classifier only decides how many
+        likely = int((self.chances(question)[:, 0] >= self.threshold).sum())
         return min(max(likely, 1), self.verify_nodes, int(question.largest))
+
+
+@dataclass
+class CopyGate(Rule):
+    """PLAN: copies of the text alone, if they promise enough; else the tree, with copies merged.
+
+        promise = sum over the best V copies of exp(score)     their expected accepted tokens
+        copies alone, if 1 + promise >= (1 - saved_frac) * (1 + drafted)
+
+    drafted: a moving average of the turn's accepted tokens in cycles with a tree. Needs a drafter
+    that copies beside its network (`hybrid`); with any other, every cycle has its tree.
+    tree: total_tokens, depth, top_k and, if set, the beam. copied_tokens: rows to verify in a cycle
+    of copies, the root included. saved_frac: the part of a cycle's time that they save.
+
+    >>> gate = CopyGate(tree=(8, 3, 3), copied_tokens=12)
+    >>> gate.plan.text, gate.limits.total_tokens, round(gate.enough_tok, 2)
+    ('8,3,3', 12, 0.6)
+    """
+
+    tree: tuple[int, ...] = (8, 3, 3)
+    copied_tokens: int = 12
+    saved_frac: float = 0.2
+
+    asks = frozenset({PLAN})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fields(self)
+        total_tokens, depth, top_k, *beam = self.tree
+        self.plan: Plan = TreeConfig(total_tokens, depth, top_k, beam=tuple(beam))
+        self.copied = CopiedTree(self.copied_tokens)
+        self.limits = self.plan.limits
+        if self.copied_tokens > total_tokens:
+            # room for the copies' rows; the drafter itself is asked for the tree at most
+            width = max(top_k, self.copied_tokens)
+            room = TreeConfig(self.copied_tokens, max(depth, 1), width)
+            self.limits = largest([self.limits, room])
+        self.reset()
+
+    def reset(self) -> None:
+        self.drafted = DRAFTED_TOK
+
+    @property
+    def enough_tok(self) -> float:
+        """The promise above which nothing is drafted."""
+        return (1 - self.saved_frac) * (1 + self.drafted) - 1
+
+    def answer(self, question: Question) -> Plan:
+        scores = np.sort(np.asarray(question.copied_scores, dtype=float))[::-1]
+        promise = float(np.exp(scores[: self.copied.verify_nodes]).sum())
+        return self.copied if promise >= self.enough_tok else self.plan
+
+    def observe(self, cycle: Cycle) -> None:
+        if cycle.draft_calls:
+            self.drafted += NEWEST_FRAC * (cycle.accepted_tok - self.drafted)

@@ -22,18 +22,10 @@ from specdec.core.policy import RandomPolicy
 from specdec.core.records import EXTEND, PLAN, SIZE, Question
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, check_fields
-from specdec.policies.base import (
-    NOWHERE,
-    Config,
-    Learned,
-    PPOConfig,
-    as_array,
-    changed,
-    check_width,
-    tree_of,
-)
-from specdec.policies.base import combine as combine
+from specdec.policies import base
+from specdec.policies.base import Config, Learned, PPOConfig, as_array, changed, tree_of
 
+combine = base.combine
 # Copies of a scalar among the inputs, which give it weight beside the many scores (1.1, 2.1).
 DEPTH_COPIES = 14
 SIZE_COPIES = 29
@@ -102,10 +94,9 @@ class DepthPolicy(DepthSettings, Learned):
 
     def otherwise(self, question: Question) -> bool:
         """The first expansion always happens; between two queries it continues."""
-        depth = self.depth
         if question.cycle == 0 and self.first_depth is not None:
-            depth = self.first_depth
-        return question.expansions < depth
+            return question.expansions < self.first_depth
+        return question.expansions < self.depth
 
     def meaning(self, action: int, question: Question) -> bool:
         ignored = question.expansions == 0 and not self.from_root
@@ -120,7 +111,7 @@ class DepthPolicy(DepthSettings, Learned):
         if question.expansions or self.from_root:
             scores = as_array(question.newest_scores)
             missing = len(self._newest) - len(scores)
-            self._newest = np.pad(scores, (0, missing), constant_values=NOWHERE)
+            self._newest = np.pad(scores, (0, missing), constant_values=base.NOWHERE)
         length = 0.01 if self.constant_length else question.context_tok / 1000
         scalars = np.array([length, question.expansions / 10], np.float32)
         return np.concatenate((self._newest, np.repeat(scalars, DEPTH_COPIES)))
@@ -182,12 +173,8 @@ class SizePolicy(SizeSettings, Learned):
         # 2. inputs
         pool = self.limits.pool_size
         self._scores = min(self.best or pool, pool)
-        widths = {
-            "length": SIZE_COPIES,
-            "depth": SIZE_COPIES,
-            "hidden": self.features_size,
-            "entropy": 1 + self.depth * self.top_k,
-        }
+        widths = {"length": SIZE_COPIES, "depth": SIZE_COPIES, "hidden": self.features_size}
+        widths["entropy"] = 1 + self.depth * self.top_k
         self.observation_size = self._scores + sum(widths[part] for part in self.parts[1:])
 
     def decides(self, question: Question) -> bool:
@@ -213,20 +200,18 @@ class SizePolicy(SizeSettings, Learned):
         if self.exponentiated:
             values = np.exp(values)
         inputs = [values, np.zeros(self._scores - len(values))]
-        inputs += [self._part(part, question, scores) for part in self.parts[1:]]
+        for part in self.parts[1:]:
+            if part == "length":
+                inputs.append(np.full(SIZE_COPIES, question.context_tok / 1000))
+            elif part == "depth":
+                inputs.append(np.full(SIZE_COPIES, question.expansions / 10))
+            elif part == "entropy":
+                nats = child_entropies(scores, self.top_k)
+                inputs.append(np.pad(nats, (0, 1 + self.depth * self.top_k - len(nats))))
+            else:
+                inputs.append(as_array(question.features))
+                base.check_width(type(self).__name__, inputs[-1].size, self.features_size)
         return np.concatenate(inputs, dtype=np.float32)
-
-    def _part(self, part: str, question: Question, scores: np.ndarray) -> np.ndarray:
-        if part == "length":
-            return np.full(SIZE_COPIES, question.context_tok / 1000)
-        if part == "depth":
-            return np.full(SIZE_COPIES, question.expansions / 10)
-        if part == "entropy":
-            entropies = child_entropies(scores, self.top_k)
-            return np.pad(entropies, (0, 1 + self.depth * self.top_k - len(entropies)))
-        features = as_array(question.features)
-        check_width(type(self).__name__, features.size, self.features_size)
-        return features
 
 
 def child_entropies(scores: np.ndarray, top_k: int) -> np.ndarray:
@@ -249,15 +234,10 @@ def child_entropies(scores: np.ndarray, top_k: int) -> np.ndarray:
 class RandomDepth(RandomPolicy):
     """Drafts 1..depth expansions at random while the size policy learns alone (3.2 [P])."""
 
-    def __init__(
-        self,
-        depth: int = 12,
-        top_k: int = 10,
-        most_nodes: int = 240,
-        seed: int = 0,
-        beam: tuple[int, ...] = (),
-    ):
-        self.plans = [tree_of(most_nodes, n, top_k, beam) for n in range(1, depth + 1)]
+    def __init__(self, learner: SizePolicy, seed: int = 0):
+        limits = learner.limits
+        depths = range(1, limits.depth + 1)
+        self.plans = [tree_of(limits.verify_nodes, n, limits.top_k, limits.beam) for n in depths]
         super().__init__(self.plans[-1], seed, asks=(PLAN,))
 
     def answer(self, question: Question) -> TreeConfig:
@@ -275,27 +255,19 @@ class Round(NamedTuple):
     frozen: str | None = None
 
 
+def _order(*learners: str) -> tuple[Round, ...]:
+    """Each alone, then these in turns, each beside the frozen other one."""
+    rounds = [Round("iter0", "size"), Round("iter0", "depth")]
+    for number, learner in enumerate(learners, 1):
+        frozen = "depth" if learner == "size" else "size"
+        rounds.append(Round(f"iter{number}", learner, frozen))
+    return tuple(rounds)
+
+
 # Sections 4 and 6.1 of the paper contradict each other; its tables follow 6.1 (3.3).
 # Its LTD is iter2 or iter3, by model.
-_ALONE = (Round("iter0", "size"), Round("iter0", "depth"))
-ORDERS = {
-    "6.1": (
-        *_ALONE,
-        Round("iter1", "size", "depth"),
-        Round("iter2", "depth", "size"),
-        Round("iter3", "size", "depth"),
-    ),
-    "4": (
-        *_ALONE,
-        Round("iter1", "depth", "size"),
-        Round("iter2", "size", "depth"),
-        Round("iter3", "depth", "size"),
-        Round("iter4", "size", "depth"),
-    ),
-}
+ORDERS = {"6.1": _order("size", "depth", "size"), "4": _order("depth", "size", "depth", "size")}
 ROUNDS = ORDERS["6.1"]
-
-
 _PPO = PPOConfig(  # 1.4 [P]
     n_steps=2048,
     batch_size=256,
@@ -321,9 +293,6 @@ class DepthConfig(Config, DepthSettings):
 
     def policy(self, training: bool = False) -> DepthPolicy:
         """The policy as it decodes or, training, as it learns."""
-        if self.depth <= self.stride:
-            why = f"with depth={self.depth} and stride={self.stride} it is never asked"
-            raise SpecdecError(f"{why}; draft deeper.")
         return self.made(DepthPolicy, training)
 
 
@@ -375,10 +344,8 @@ class LtdConfig:
 
 
 PAPER = LtdConfig()
-_SCRIPT: dict[str, Any] = dict(
-    n_steps=128, batch_size=64, n_epochs=1, learning_rate=3e-4, gamma=0.99, ent_coef=0.0
-)
-_SCRIPT["activation"] = "tanh"
+_SCRIPT: dict[str, Any] = dict(n_steps=128, batch_size=64, n_epochs=1, learning_rate=3e-4)
+_SCRIPT |= dict(gamma=0.99, ent_coef=0.0, activation="tanh")
 OFFICIAL = replace(
     PAPER,
     name="official",
@@ -407,10 +374,8 @@ OFFICIAL = replace(
 # Observations normalised: 1.020 and 1.039 of the tuned tree in place of 1.033 and 1.013 after
 # iter3 (two seeds; small, 20,480 and 10,240 decisions a round, replayed, answers free), .97 and
 # .96 in place of .93 and .92 after iter0.
-_OUR_PPO: dict[str, Any] = dict(
-    gamma=1.0, n_epochs=10, learning_rate=3e-4, pi=(256, 64), vf=(256, 64)
-)
-_OUR_PPO["normalise_observations"] = True
+_OUR_PPO: dict[str, Any] = dict(gamma=1.0, n_epochs=10, learning_rate=3e-4)
+_OUR_PPO |= dict(pi=(256, 64), vf=(256, 64), normalise_observations=True)
 OURS = replace(
     PAPER,
     name="ours",

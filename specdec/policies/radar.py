@@ -49,10 +49,10 @@ class LstmNetwork:
     def __init__(self, arrays: dict[str, np.ndarray]):
         if {name: array.shape for name, array in arrays.items()} != SHAPES:
             raise SpecdecError(f"these are not RADAR's weights; expected {SHAPES}.")
-        self._arrays = {}
+        weights = {}
         for name, array in arrays.items():
-            self._arrays[name] = np.ascontiguousarray(array, dtype=np.float32)
-        weights = self._arrays
+            weights[name] = np.ascontiguousarray(array, dtype=np.float32)
+        self._arrays = weights
         # One matrix for both inputs; gates i, f, o halved, so that a single tanh suffices:
         # sigmoid(x) = tanh(x / 2) / 2 + 1/2.
         half = np.repeat(np.array([0.5, 0.5, 1.0, 0.5], np.float32), HIDDEN)
@@ -116,16 +116,9 @@ class RadarPolicy(RadarSettings, Learned):
     def __post_init__(self) -> None:
         super().__post_init__()
         flat_nodes = self.flat_nodes or 0
-        tree = TreeConfig(self.total_tokens, DECISIONS, self.top_k, flat_nodes, tuple(self.beam))
-        self.limits = tree
-        self.plan = tree
+        self.limits = TreeConfig(self.total_tokens, DECISIONS, self.top_k, flat_nodes, self.beam)
+        self.plan = self.limits
         self._memory: Memory | None = None
-
-    def decides(self, question: Question) -> bool:
-        return question.expansions < DECISIONS
-
-    def otherwise(self, question: Question) -> bool:
-        return False  # a deeper plan than RADAR's: it has no eighth decision
 
     def observation(self, question: Question) -> np.ndarray:
         """float32 [10]: the best log-probabilities of the level drafted last (Eq. 1)."""
@@ -157,9 +150,10 @@ def released(folder: Path) -> dict[str, RadarPolicy]:
     for path in sorted(Path(folder).glob("*.pt")):
         # only tensors are read, no code
         tensors = torch.load(path, map_location="cpu", weights_only=True)
-        arrays = {name: value.float().numpy() for name, value in tensors.items()}
         policies[path.stem] = OFFICIAL.policy()
-        policies[path.stem].network = LstmNetwork(arrays)
+        policies[path.stem].network = LstmNetwork(
+            {name: as_array(tensors[name]) for name in tensors}
+        )
     if not policies:
         raise SpecdecError(f"{folder} holds no .pt; give the folder of RADAR's released weights.")
     return policies
@@ -213,7 +207,6 @@ class RadarConfig(Config, RadarSettings):
     epochs: int = 100
     # ours: added to the first logit of CONTINUE, so that deep stops are tried early
     continue_bias: float = 0.0
-    entropy: float = 0.0  # ours: bonus per nat for "exact", falling with the learning rate
     prompts: tuple[str, ...] = ("mt_bench",)  # 3
     deviations: tuple[str, ...] = (
         "prompts of mt_bench in place of ShareGPT's",

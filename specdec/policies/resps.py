@@ -26,8 +26,7 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError, check_name
 from specdec.policies.base import Config, Learned, PPOConfig, as_array, changed, check_width
 
-STATES = ("concat", "official", "normalised", "text")
-# numbers in an embedding of all-MiniLM-L6-v2 (1.2)
+# Numbers in an embedding of all-MiniLM-L6-v2 (1.2)
 TEXT_SIZE = 384
 
 
@@ -39,16 +38,15 @@ def valid_trees(
     Trees that exceed their pool are dropped too. small: only these are dropped, and a plain step
     (total 1) counts once. widths: children per node, or (children, nodes expanded per level ...).
     """
-    trees = []
-    plain_steps = 0
+    trees: list[TreeConfig] = []
     for total, depth, width in product(totals, depths, widths):
         top_k, *beam = width if isinstance(width, tuple | list) else (width,)
         if total > top_k ** (depth - 1) and not small:
             continue
         if total - 1 > pool_size(depth, top_k, tuple(beam)):
             continue
-        plain_steps += total == 1
-        if small and total == 1 and plain_steps > 1:
+        # a plain step is the same in every shape
+        if small and total == 1 and trees and trees[-1].total_tokens == 1:
             continue
         trees.append(TreeConfig(total, depth, top_k, beam=tuple(beam)))
     return trees
@@ -93,34 +91,28 @@ class RespsPolicy(RespsSettings, Learned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_name("state of Re-SpS", self.state, STATES)
-        # actions
+        # 1. actions
         self.trees = valid_trees(self.totals, self.depths, self.widths, self.small)
         if not self.trees:
             raise SpecdecError("no tree of the grid satisfies total <= width ** (depth - 1).")
         self.choices = self.trees
         self.actions = len(self.trees)
-        # observations
-        if self.state == "official":
-            self.observation_size = self.hidden_size
-        elif self.state == "text":
-            self.observation_size = TEXT_SIZE
-        else:
-            self.observation_size = self.features_size
-        # trees in force
+        # 2. observations
+        sizes = dict.fromkeys(("concat", "normalised"), self.features_size)
+        sizes |= {"official": self.hidden_size, "text": TEXT_SIZE}
+        self.observation_size = sizes[check_name("state of Re-SpS", self.state, sizes)]
+        self._encode: Callable[[str], Any] | None = None
+        self._read: Callable[[Question], str] = str
+        # 3. trees in force
         self.plan = self.trees[0]  # a formality: PLAN is always asked
         self._starter = TreeConfig(*self.starter)
         self._tree = self._starter  # never used without a lag
+        fixed = [self._starter] if self.action_lag else []
         self._first: TreeConfig | None = None
-        in_force = list(self.trees)
         if self.first_tree:
             self._first = TreeConfig(*self.first_tree)
-            in_force.append(self._first)
-        if self.action_lag:
-            in_force.append(self._starter)
-        self.limits = largest(in_force)
-        self._encode: Callable[[str], Any] | None = None
-        self._read: Callable[[Question], str] = str
+            fixed.append(self._first)
+        self.limits = largest([*self.trees, *fixed])
 
     def reset(self) -> None:
         self._tree = self._starter
@@ -165,10 +157,9 @@ class RespsPolicy(RespsSettings, Learned):
         return normalised(features.reshape(self.layers if self.per_layer else 1, -1)).ravel()
 
     def attach(self, encode: Callable[[str], Any], read: Callable[[Question], str]) -> RespsPolicy:
-        """Provide the two helpers of state "text" for decoding; they are not saved.
+        """Provide what state "text" needs in decoding and does not save; recordings hold it.
 
-        encode: text -> [384] numbers. read: question -> the text so far. Recordings with embeddings
-        need no helpers.
+        encode: text -> [384] numbers. read: question -> the text so far.
         """
         self._encode = encode
         self._read = read

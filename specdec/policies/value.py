@@ -17,13 +17,14 @@ E[L] - rate * E[T] at the achieved rate.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
 import numpy as np
 
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
-from specdec.core.tree_config import CopiedTree, Plan, TreeConfig, pool_size
+from specdec.core.tree_config import CopiedTree, TreeConfig, pool_size
 from specdec.errors import SpecdecError, check_fields
 from specdec.policies.base import Config, Learned, as_array, check_width, tree_of
 
@@ -56,8 +57,7 @@ class AcceptanceModel:
         parts = [np.ascontiguousarray(arrays[name], dtype=np.float32) for name in self.NAMES]
         self.probe_weight, self.probe_bias, hidden, self.hidden_bias, self.out_weight, bias = parts
         self._arrays = dict(zip(self.NAMES, parts, strict=True))
-        self.shape = (levels, sizes)
-        self.out_bias = bias.reshape(self.shape)
+        self.out_bias = bias.reshape(levels, sizes)
         # the hidden layer reads the tree's inputs and the probe
         self.width = hidden.shape[1] - len(self.probe_bias)
         self.tree_weight = np.ascontiguousarray(hidden[:, : self.width])
@@ -79,7 +79,7 @@ class AcceptanceModel:
 
         first: the least expansions. base [D + 1, S]: replaces the output's bias.
         """
-        levels, sizes = self.shape
+        levels, sizes = self.out_bias.shape
         hidden = np.maximum(inputs @ self.tree_weight.T + state, 0)
         answer: np.ndarray = hidden @ self.out_weight[first * sizes :].T
         answer = answer.reshape(*hidden.shape[:-1], levels - first, sizes)
@@ -108,61 +108,51 @@ class TreeInputs:
     The cost of an update is numpy's call overhead, so there are few calls.
     """
 
-    def __init__(
-        self, top_k: int, most_expansions: int, sizes: tuple[int, ...], plans: bool = False
-    ):
-        depths = most_expansions + 1
-        self.top_k = top_k
+    def __init__(self, settings: ValueSettings):
+        depths = settings.most_expansions + 1
+        self.top_k = settings.top_k
         # with `plans` the first level is that before the root pass
-        self.before = int(plans)
+        self.before = int(settings.plans)
         self.levels = depths + self.before
         # zero nodes have no mass
-        self._counted = np.array([size for size in sizes if size > 0])
-        self._children = min(2, top_k)
-        # 1. where each part lies
-        self._newest = max(self._children * top_k, top_k)
-        self._masses = self._newest
-        self._bests = self._masses + depths
-        level = self._bests + depths
-        self._level = slice(level, level + self.levels)
-        self._sizes = slice(self._level.stop, self._level.stop + len(self._counted))
-        self._context = self._sizes.stop
-        copied = len(self._counted) if plans else 0
-        self._copied = slice(self._context + 1, self._context + 1 + copied)
-        self.size = self._copied.stop + HISTORY
+        self._counted = np.array([size for size in settings.sizes if size > 0])
+        self._children = min(2, self.top_k)
+        # 1. the place of each part
+        newest = max(self._children * self.top_k, self.top_k)
+        sizes = len(self._counted)
+        counts = (newest, depths, depths, self.levels, sizes, 1, self.before * sizes, HISTORY)
+        ends = list(itertools.accumulate(counts))
+        self.size = ends[-1]
+        places = [slice(end - count, end) for count, end in zip(counts, ends, strict=True)]
+        _, masses, bests, self._level, self._sizes, self._context, self._copied, _ = places
+        self._masses = masses.start
+        self._bests = bests.start
         # 2. constants
         self._blank = np.zeros(self.size, np.float32)
-        self._blank[: self._newest] = _LEAST
+        self._blank[:newest] = _LEAST
         self._one_hot = np.eye(self.levels, dtype=np.float32)
-        self._pools = [pool_size(n, top_k) for n in range(depths)]
-        self._starts = np.array([0, *self._pools[:-1]])
+        pools = [pool_size(n, self.top_k) for n in range(depths)]
+        self._starts = np.array([0, *pools[:-1]])
         self._largest = int(self._counted.max(initial=1))
-        self._places = [np.minimum(self._counted, pool) - 1 for pool in self._pools]
+        self._last = [np.minimum(self._counted, pool) - 1 for pool in pools]
 
-    def begin(
-        self,
-        context_tok: Any,
-        history: np.ndarray,
-        out: np.ndarray | None = None,
-        copied: Any = None,
-    ) -> np.ndarray:
-        """Inputs of a tree before its first update, in `out` if it is given.
+    def begin(self, context_tok: Any, history: np.ndarray, copied: Any = ()) -> np.ndarray:
+        """Inputs float32 [..., I] of a tree before its first update.
 
         context_tok [...], history [..., 5]. copied: with `plans`, [..., N], best first, or -inf.
         """
-        if out is None:
-            out = np.empty((*history.shape[:-1], self.size), np.float32)
-        out[...] = self._blank
-        out[..., self._context] = np.asarray(context_tok, np.float32) / 500
-        out[..., -HISTORY:] = history
+        inputs = np.empty((*history.shape[:-1], self.size), np.float32)
+        inputs[...] = self._blank
+        inputs[..., self._context] = np.asarray(context_tok, np.float32)[..., None] / 500
+        inputs[..., -HISTORY:] = history
+        offered = np.shape(copied)[-1]
         if self.before:
-            out[..., self._level] = self._one_hot[0]
-            offered = np.shape(copied)[-1]
-            if offered > 0:
-                masses = np.cumsum(np.exp(np.asarray(copied, np.float32)), axis=-1)
-                places = np.minimum(self._counted, offered) - 1
-                out[..., self._copied] = masses.take(places, axis=-1)
-        return out
+            inputs[..., self._level] = self._one_hot[0]
+        if self.before and offered > 0:
+            masses = np.cumsum(np.exp(np.asarray(copied, np.float32)), axis=-1)
+            last = np.minimum(self._counted, offered) - 1
+            inputs[..., self._copied] = masses.take(last, axis=-1)
+        return inputs
 
     def update(self, inputs: np.ndarray, scores: np.ndarray, expansions: int) -> np.ndarray:
         """Enter scores float32 [..., pool after `expansions`] in `inputs`, changed and returned."""
@@ -184,18 +174,13 @@ class TreeInputs:
             newest = by_node[..., : self._children].reshape(*newest.shape[:-1], count)
         inputs[..., :count] = np.maximum(newest * np.float32(0.2), _LEAST)
         # 3. per size
-        inputs[..., self._sizes] = self.size_masses(chances, expansions)
-        return inputs
-
-    def size_masses(self, chances: np.ndarray, expansions: int) -> np.ndarray:
-        """[..., S]: summed path probabilities of the V best candidates, for every V above 0."""
         count = min(self._largest, chances.shape[-1])
         # a large pool: drop what no size reaches before sorting
         if chances.shape[-1] > 4 * count:
             chances = np.partition(chances, -count, axis=-1)[..., -count:]
         best = np.sort(chances, axis=-1)[..., : -count - 1 : -1]
-        masses: np.ndarray = np.cumsum(best, axis=-1).take(self._places[expansions], axis=-1)
-        return masses
+        inputs[..., self._sizes] = np.cumsum(best, axis=-1).take(self._last[expansions], axis=-1)
+        return inputs
 
 
 def history_after(history: np.ndarray, accepted_tok: int, expansions: int) -> np.ndarray:
@@ -253,20 +238,15 @@ class ValuePolicy(ValueSettings, Learned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.asks = frozenset({EXTEND, SIZE})
-        if self.plans:
-            self.asks |= {PLAN}
-            if "draft_state" in PROBES[self.probe]:
-                why = "before a tree there is no state of the drafter"
-                raise SpecdecError(f'{why}; with plans=True use probe="none" or "target".')
+        self.asks = frozenset({EXTEND, SIZE, PLAN} if self.plans else {EXTEND, SIZE})
+        if self.plans and "draft_state" in PROBES[self.probe]:
+            why = "before a tree there is no state of the drafter"
+            raise SpecdecError(f'{why}; with plans=True use probe="none" or "target".')
         self.limits = tree_of(max(self.sizes), self.most_expansions, self.top_k)
         self.plan = self.limits
-        self.inputs = TreeInputs(self.top_k, self.most_expansions, self.sizes, self.plans)
+        self.inputs = TreeInputs(self)
         self.observation_size = self.inputs.size
-        # of each size above the first, the one before it
-        self._smaller = np.array(self.sizes[:-1])
         self.evaluations = 0
-        self._row = np.zeros(self.inputs.size, np.float32)
         if self.verify_ms:
             self._time_at_zero, self._time_per_tok = self._time_tables()
         self.reset()
@@ -303,49 +283,43 @@ class ValuePolicy(ValueSettings, Learned):
         self._decided = 0
 
     def answer(self, question: Question) -> Any:
-        if question.kind == PLAN:
-            return self._planned(question)
         if question.kind == SIZE:
             if isinstance(question.plan, CopiedTree):
                 return min(question.plan.verify_nodes, question.largest)
             if self._decided_at != question.expansions:
-                self._evaluate(question)
+                self._evaluate(question, question.expansions)
             return min(self._decided, question.largest)
         # EXTEND: continue to the next evaluation, or while a later stop is worth more
-        if question.expansions < self._evaluate_at:
+        if question.kind == EXTEND and question.expansions < self._evaluate_at:
             return True
-        best_here, best_later, when = self._evaluate(question)
-        if best_later + self.continue_bonus_tok <= best_here:
-            return False
-        self._evaluate_at = max(question.expansions + 1, when - self.stride)
-        return True
-
-    def _planned(self, question: Question) -> Plan:
-        """Before anything is drafted: a plain step, copies alone, or the tree."""
-        self._begin(question)
-        copies: Any = question.copied_scores
-        here, later, when = self._valued(-1, len(copies))
-        if later + self.continue_bonus_tok > here:
-            self._evaluate_at = max(self.first_evaluation, when - self.stride)
+        now = -1 if question.kind == PLAN else question.expansions
+        here, later, when = self._evaluate(question, now)
+        continues = later + self.continue_bonus_tok > here
+        if continues:
+            self._evaluate_at = max(self.first_evaluation, now + 1, when - self.stride)
+        if question.kind == EXTEND:
+            return continues
+        if continues:
             return self.plan
-        # a small tree may hold fewer nodes than the largest size
+        # copies alone or a plain step; a small tree may hold fewer nodes than the largest size
         nodes = min(self._decided, self.limits.verify_nodes)
         return CopiedTree(nodes + 1) if nodes else NO_TREE
 
-    def _evaluate(self, question: Question) -> tuple[float, float, int]:
-        """Value of stopping here, of the best later stop, and that stop's expansions."""
-        if self._state is None:
-            self._begin(question)
-        self.inputs.update(self._row, as_array(question.scores), question.expansions)
-        return self._valued(question.expansions)
+    def _evaluate(self, question: Question, now: int) -> tuple[float, float, int]:
+        """Value of stopping here, of the best later stop, and that stop's expansions.
 
-    def _valued(self, now: int, offered: int = 0) -> tuple[float, float, int]:
-        """As `_evaluate`, from the inputs in `_row`. now: expansions; -1 before the root pass."""
+        now: expansions; -1 before the root pass.
+        """
+        if self._state is None or now < 0:
+            self._begin(question)
+        if now >= 0:
+            self.inputs.update(self._row, as_array(question.scores), now)
         self.evaluations += 1
         value = self.network(self._row, self._state, now + self.inputs.before, self._base)
         self.outputs = value
         if now < 0:
-            value[0, 1:][self._smaller >= offered] = -np.inf
+            # a size needs more copies than the one before it
+            value[0, 1:][np.array(self.sizes[:-1]) >= len(question.copied_scores)] = -np.inf
         here = int(value[0].argmax())
         self._decided_at = now
         self._decided = self.sizes[here]
@@ -366,8 +340,8 @@ class ValuePolicy(ValueSettings, Learned):
         biased = self._time_at_zero + self.network.out_bias
         self._base: np.ndarray = biased + question.context_tok * self._time_per_tok
         # 3. the inputs that do not change
-        copied = question.copied_scores if self.plans else None
-        self.inputs.begin(question.context_tok, self.history, self._row, copied)
+        copied: Any = question.copied_scores if self.plans else ()
+        self._row = self.inputs.begin(question.context_tok, self.history, copied)
 
     def _time_tables(self) -> tuple[np.ndarray, np.ndarray]:
         """-rate * time of every (expansions, size) at context 0, and its slope per context token.
@@ -380,17 +354,17 @@ class ValuePolicy(ValueSettings, Learned):
         pools = np.array([pool_size(n, self.top_k) for n in range(len(ahead))])[:, None]
         if self.plans:
             pools = pools + max(self.sizes)  # copies join them
-        allowed = np.where(sizes <= pools, 0.0, -np.inf)
-        verify_ms = np.array(self.verify_ms)
-        verify_per_tok = np.array(self.verify_per_tok)
-        at_zero = allowed - self.rate * (ahead * self.expand_ms + verify_ms)
-        per_tok = -self.rate * (ahead * self.expand_per_tok + verify_per_tok)
-        if self.plans:
-            with_root = at_zero - self.rate * self.root_ms
-            at_zero = np.concatenate((-self.rate * verify_ms[None], with_root))
-            with_root = per_tok - self.rate * self.root_per_tok
-            per_tok = np.concatenate((-self.rate * verify_per_tok[None], with_root))
-        return at_zero.astype(np.float32), per_tok.astype(np.float32)
+        at_zero = np.where(sizes <= pools, 0.0, -np.inf)
+        tables = []
+        for allowed, expand, verify, root in (
+            (at_zero, self.expand_ms, np.array(self.verify_ms), self.root_ms),
+            (0.0, self.expand_per_tok, np.array(self.verify_per_tok), self.root_per_tok),
+        ):
+            table = allowed - self.rate * (ahead * expand + verify)
+            if self.plans:
+                table = np.concatenate((-self.rate * verify[None], table - self.rate * root))
+            tables.append(table.astype(np.float32))
+        return tables[0], tables[1]
 
     def build_network(self, arrays: dict[str, np.ndarray]) -> AcceptanceModel:
         return AcceptanceModel(arrays, self.inputs.levels, len(self.sizes))

@@ -26,13 +26,13 @@ from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_name, warn
 from specdec.parallel import parallel
 from specdec.policies import ltd, resps
-from specdec.policies.base import L, Learned, PPOConfig, changed, chose, deviations_of, named
+from specdec.policies.base import L, Learned, PPOConfig, changed, chose, named
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid
 from specdec.replays.trace import Trace
 from specdec.training import radar, value
 from specdec.training.env import LiveSource, ReplaySource, Reward
-from specdec.training.ppo import Credit, Outcome, RunOptions, Task, train_policy
+from specdec.training.ppo import Credit, RunOptions, Task, train_policy
 
 SYSTEMS = ("resps", "ltd", "radar", "ours")
 # Rewards by their names in configs: kind, mean over cycles, and the unit of time in milliseconds.
@@ -55,7 +55,6 @@ class _Course:
     costs: CostModel
     policy_ms: float
     source: LiveSource | None
-    seed: int
     decisions: int
     options: dict
 
@@ -64,46 +63,39 @@ class _Course:
         self.replayed = ReplaySource(turns, self.costs, self.policy_ms)
 
     def learn(
-        self,
-        learner: L,
-        decoding: L,
-        ppo: PPOConfig,
-        out_dir: Path,
-        constants: list[list[TreeConfig]],
-        partner: Learned | None = None,
-        start_from: Path | None = None,
-        facts: dict | None = None,
-        **task,
+        self, learner: L, decoding: L, ppo: PPOConfig, task: dict, options: dict, partner=None
     ) -> L:
         """Train `learner`. Returns `decoding` with its weights, also saved in out_dir/policy.
 
-        partner: decodes beside it. facts: further ones to store. task: fields of `ppo.Task`.
+        task, options: fields of `ppo.Task` and `ppo.RunOptions`; options["trained_for"] holds
+        further facts. partner: decodes beside it.
         """
         config = self.config
         # 1. what the policy will say of its training
         prompts = self.replayed.trace.turns.groupby(["suite", "prompt"], sort=False)
         counts = {"decisions": self.decisions, "questions": prompts.ngroups}
-        trained_for = {
+        facts = {
             "preset": config.name,
             "config": dataclasses.asdict(config),
-            "deviations": deviations_of(config, **counts),
+            "deviations": [line.format_map(counts) for line in config.deviations],
             "pair": self.trace.header["pair"],
             "costs": self.costs.name,
-            **(facts or {}),
         }
+        options["trained_for"] = facts | options.get("trained_for", {})
         # 2. PPO
-        options = dict(self.options, start_from=start_from, trained_for=trained_for)
-        run = RunOptions(out_dir, self.seed, **options)
-        reward = reward_of(config, self.replayed, constants)
-        taught = Task(self.source or self.replayed, reward, **task)
         judge = self._judge(decoding, partner) if config.select else None
-        decoding.with_weights(train_policy(learner, taught, ppo, run, judge))
+        run = RunOptions(**{**self.options, **options})
+        task = Task(self.source or self.replayed, **task)
+        decoding.with_weights(train_policy(learner, task, ppo, run, judge))
         # 3. the policy as it decodes
         chose(decoding, "weights", "train", f"recipe {config.name!r}, chosen before")
         if config.select:
             chose(decoding, "checkpoint", "tune")
-        decoding.save(out_dir / "policy")
+        decoding.save(Path(run.out_dir) / "policy")
         return decoding
+
+    def reward(self, constants: list[list[TreeConfig]]) -> Reward:
+        return reward_of(self.config, self.replayed, constants)
 
     def _judge(self, decoding: Learned, partner: Learned | None):
         """Tokens per ms on part "tune" of the policy as it decodes, beside its partner."""
@@ -122,15 +114,7 @@ class _Course:
 
 @runs.with_settings(RunOptions, without=("trained_for", "start_from"))
 def train_resps(
-    trace,
-    costs,
-    config: resps.RespsConfig | str = resps.OURS,
-    *,
-    seed: int = 0,
-    out_dir: Path,
-    policy_ms: float = 0.0,
-    source=None,
-    **options,
+    trace: Trace, costs, config=resps.OURS, *, out_dir: Path, policy_ms=0.0, source=None, **options
 ) -> resps.RespsPolicy:
     """Train Re-SpS on part "train" of `trace`; returns the policy as it decodes.
 
@@ -143,35 +127,31 @@ def train_resps(
     config = named(config, resps.CONFIGS, "Re-SpS")
     features_size = 0 if trace.features is None else int(trace.features.shape[1])
     learner = config.policy(features_size, training=True)
-    decisions = config.ppo.total_steps
-    course = _Course(config, trace, costs, policy_ms, source, seed, decisions, options)
-    return course.learn(
-        learner,
-        config.policy(features_size),
-        config.ppo,
-        Path(out_dir),
-        [[tree] for tree in learner.trees],
-        episode="interval" if config.terminal else "turn",
-        credit=interval_credit(config, learner.interval),
-        reseed_each_turn=config.reseed_each_turn,
-    )
+    course = _Course(config, trace, costs, policy_ms, source, config.ppo.total_steps, options)
+    task = {
+        "reward": course.reward([[tree] for tree in learner.trees]),
+        "episode": "interval" if config.terminal else "turn",
+        "credit": interval_credit(config, learner.interval),
+        "reseed_each_turn": config.reseed_each_turn,
+    }
+    decoding = config.policy(features_size)
+    return course.learn(learner, decoding, config.ppo, task, {"out_dir": out_dir})
 
 
 def interval_credit(config: resps.RespsConfig, interval: int) -> Credit:
     """The reward of an interval by the config's flags (sheet 1.5)."""
 
-    def credit(outcome: Outcome):
-        complete = len(outcome.rows) >= interval
+    def credit(observation, rows: list, before: list, first: bool, ended: bool):
+        complete = len(rows) >= interval
         if not complete and not config.push_partial:
             return []
-        done = config.terminal or outcome.ended
-        rows = outcome.rows
+        done = config.terminal or ended
         if config.start_in_reward:
-            rows = [*outcome.before, *rows]
-        if not (config.junk_zero and outcome.first and complete and len(rows) > 1):
-            return [(outcome.observation, rows, done)]
-        nothing = np.zeros_like(outcome.observation)
-        return [(outcome.observation, rows[:-1], config.terminal), (nothing, rows[-1:], done)]
+            rows = [*before, *rows]
+        if not (config.junk_zero and first and complete and len(rows) > 1):
+            return [(observation, rows, done)]
+        nothing = np.zeros_like(observation)
+        return [(observation, rows[:-1], config.terminal), (nothing, rows[-1:], done)]
 
     return credit
 
@@ -188,15 +168,7 @@ class LtdTrained:
 
 @runs.with_settings(RunOptions, without=("trained_for", "start_from"))
 def train_ltd(
-    trace,
-    costs,
-    config: ltd.LtdConfig | str = ltd.OURS,
-    *,
-    seed: int = 0,
-    out_dir: Path,
-    policy_ms: float = 0.0,
-    source=None,
-    **options,
+    trace: Trace, costs, config=ltd.OURS, *, out_dir: Path, policy_ms=0.0, source=None, **options
 ) -> LtdTrained:
     """Train LTD's two policies: each alone, then in turns while the other one answers.
 
@@ -207,7 +179,7 @@ def train_ltd(
     config = named(config, ltd.LAPTOP, "LTD")
     assert config.rounds, "a round at least"
     decisions = sum(getattr(config, part.learner).ppo.total_steps for part in config.rounds)
-    course = _Course(config, trace, costs, policy_ms, source, seed, decisions, options)
+    course = _Course(config, trace, costs, policy_ms, source, decisions, options)
     latest: dict[str, Learned] = {}
     folders: dict[str, Path] = {}
     policies: dict[str, Policy] = {}
@@ -222,18 +194,13 @@ def train_ltd(
         learner = part.policy(training=True)
         partner = latest.get(round_.frozen)
         at_random = partner is None and kind == "size" and config.random_depth
+        constants = _constants(learner, partner is not None, at_random)
+        others = partial(ltd.RandomDepth, learner) if at_random else partner
+        task = {"others": others, "reward": course.reward(constants)}
         # 2. PPO, from the weights of its last round
-        latest[kind] = course.learn(
-            learner,
-            part.policy(),
-            part.ppo,
-            folder,
-            _constants(learner, partner is not None, at_random),
-            start_from=folders.get(kind),
-            others=partial(_random_depth, learner) if at_random else partner,
-            partner=partner,
-            facts={"round": round_.name, "frozen": round_.frozen},
-        )
+        facts = {"round": round_.name, "frozen": round_.frozen}
+        run = {"out_dir": folder, "start_from": folders.get(kind), "trained_for": facts}
+        latest[kind] = course.learn(learner, part.policy(), part.ppo, task, run, partner)
         # 3. the policies after this round
         folders[kind] = folder
         policies[folder.name] = latest[kind]
@@ -244,15 +211,7 @@ def train_ltd(
     return LtdTrained(list(policies.values())[-1], policies)
 
 
-def _random_depth(learner: ltd.SizePolicy, seed: int) -> ltd.RandomDepth:
-    """The partner while the size policy learns alone."""
-    limits = learner.limits
-    return ltd.RandomDepth(learner.depth, learner.top_k, limits.verify_nodes, seed, limits.beam)
-
-
-def _constants(
-    learner: Learned, beside: bool = False, at_random: bool = False
-) -> list[list[TreeConfig]]:
+def _constants(learner: Learned, beside=False, at_random=False) -> list[list[TreeConfig]]:
     """The trees of each constant answer, equally often.
 
     A size policy has trees of the plan's depth, `at_random` of all, `beside` a partner of any.
@@ -333,9 +292,9 @@ def train_system(
         train, length = train_ltd, ("depth.ppo.total_steps", "size.ppo.total_steps")
         configs = ltd.CONFIGS if paper else ltd.LAPTOP
     elif system == "radar":
-        train, length, configs = radar.train_radar, ("epochs",), radar.CONFIGS
+        train, length, configs = radar.train_radar, ("epochs",), radar.controller.CONFIGS
     else:
-        train, length, configs = value.train_recording, ("steps",), {preset: value.OURS}
+        train, length, configs = value.train_recording, ("steps",), {preset: value.ValueConfig()}
         options.pop("resume")  # it takes seconds
     # 2. the config, with this length, changed, and restricted to what was recorded
     lengths = dict.fromkeys(length, steps) if steps else {}
@@ -352,27 +311,24 @@ def train_sweep(
     seeds: Sequence[int] = (0,),
     *,
     out_dir: Path,
-    preset: str = "ours",
-    steps: int | None = None,
-    paper: bool = False,
     on: str | None = None,
     jobs: int | None = None,
+    **settings,
 ) -> pd.DataFrame:
     """Train every system with every seed: a row of system, seed, folder and seconds each.
 
     Existing results stay. Settings are those of `train_system` and `parallel`.
     """
     parts = trace.turns[["prompt", "turn", "part"]].to_numpy().tolist()
-    shared = {"preset": preset, "steps": steps, "paper": paper}
     rows = []
     tasks = []
     for system, seed in itertools.product(systems, seeds):
         folder = Path(out_dir) / f"{system}-{seed}"
-        facts = {"system": system, "seed": seed, "costs": costs, **shared}
+        facts = {"system": system, "seed": seed, "costs": costs, **settings}
         key = runs.content_key(**facts, trace=trace.header.get("key"), turns=parts)
         rows.append({"system": system, "seed": seed, "folder": str(folder)})
         if runs.found(folder / "trained.json").get("key") != key:
-            tasks.append(partial(_train, system, trace, costs, folder, key, seed=seed, **shared))
+            tasks.append(partial(_train, system, trace, costs, folder, key, seed=seed, **settings))
     parallel(tasks, on, jobs, desc="trainings")
     for row in rows:
         row["seconds"] = runs.read_json(Path(row["folder"]) / "trained.json")["seconds"]

@@ -6,7 +6,6 @@ observation, and turns the action into the learner's answer. Frozen policies ans
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from dataclasses import dataclass
@@ -21,12 +20,15 @@ from specdec.core.policy import Policy, largest
 from specdec.core.protocols import at_once
 from specdec.core.records import Cycle
 from specdec.core.verification import Picker
-from specdec.errors import check_fields, check_name, check_number
+from specdec.errors import SpecdecError, check_fields, check_name, check_number
 from specdec.policies.base import Learned
 from specdec.replays.replay import ReplayEngine
 
 EPISODES = ("cycle", "interval", "turn")
 LAPS = ("draft_ms", "policy_ms", "verify_ms", "commit_ms", "host_ms")
+# Cycles without a decision after which a training gives up. Every system decides in every turn, and
+# turns of many recordings have less than a hundred cycles.
+MOST_UNDECIDED = 2000
 
 
 @dataclass(frozen=True)
@@ -98,19 +100,19 @@ class LiveSource:
     """
 
     def __init__(self, pair, prompts: list, max_new_tokens: int = 128, policy_ms: float = 0.0):
-        self.policy_ms = check_number("policy_ms", policy_ms)
         assert prompts, "a live environment needs a prompt"
+        self.policy_ms = check_number("policy_ms", policy_ms)
         self.pair = pair
         self.prompts = [pair.ids_of(prompt) for prompt in prompts]
         self.max_new_tokens = max_new_tokens
-        self._held: contextlib.ExitStack | None = None
+        self._inference = None
 
-    def next(self, random: np.random.Generator, limits):
-        if self._held is None:
-            self._held = contextlib.ExitStack()
-            self._held.enter_context(self.pair.inference())
-        number = int(random.integers(len(self.prompts)))
-        prompt = torch.tensor(self.prompts[number], device=self.pair.target.device)
+    def next(self, random: np.random.Generator, limits) -> LiveEngine:
+        if self._inference is None:
+            self._inference = self.pair.inference()
+            self._inference.__enter__()
+        ids = self.prompts[int(random.integers(len(self.prompts)))]
+        prompt = torch.tensor(ids, device=self.pair.target.device)
         picker = Picker.from_settings(0.0, 0)
         stops = tuple(self.pair.stop_tokens)
         engine = LiveEngine(self.pair, prompt, self.max_new_tokens, limits, picker, stops)
@@ -124,9 +126,9 @@ class LiveSource:
         return dataclasses.replace(row, policy_ms=policy_ms, total_ms=total_ms)
 
     def close(self) -> None:
-        if self._held is not None:
-            self._held.close()
-        self._held = None
+        if self._inference is not None:
+            self._inference.__exit__(None, None, None)
+        self._inference = None
 
 
 class Env(gymnasium.Env):
@@ -135,18 +137,14 @@ class Env(gymnasium.Env):
     learner: decides its kind of question; its network is not used here. others: a policy that
     answers the other kinds, or None. episode: "cycle" ends with each cycle (LTD), "interval" with
     each decision (Re-SpS: a bandit), "turn" with the text. The text continues over the end of an
-    episode; a new turn begins only when the old one has ended.
+    episode; a new turn begins only when the old one has ended. SpecdecError if the learner is
+    never asked.
     """
 
     metadata: dict = {"render_modes": []}
 
     def __init__(
-        self,
-        learner: Learned,
-        source: ReplaySource | LiveSource,
-        others: Policy | None = None,
-        reward: Reward | None = None,
-        episode="cycle",
+        self, learner: Learned, source, others: Policy | None = None, reward=None, episode="cycle"
     ):
         self.learner = learner
         self.others = others
@@ -167,8 +165,8 @@ class Env(gymnasium.Env):
         """Advance to the next decision, in another text with a seed. Returns (observation, {})."""
         super().reset(seed=seed)
         if seed is not None or self._engine is None:
-            self._engine = None
-            self._open_if_needed()
+            # otherwise the text continues over the end of an episode
+            self._open_turn()
             self._advance(None)
         return self._observe(), {}
 
@@ -184,10 +182,11 @@ class Env(gymnasium.Env):
             self._steps.close()
         self.source.close()
 
-    def _open_if_needed(self) -> None:
+    def _open_turn(self) -> None:
+        self._steps = None
+        self._engine = None
         while self._engine is None or self._engine.finished:
             self._engine = self.source.next(self.np_random, self.limits)
-            self._steps = None
             for policy in self._policies:
                 begin_turn(policy)
 
@@ -195,14 +194,13 @@ class Env(gymnasium.Env):
         """Answer, run to the learner's next question: (finished cycles, whether a turn ended)."""
         rows: list[Cycle] = []
         ended = False
-        while True:
+        while len(rows) < MOST_UNDECIDED:
             # 1. to the cycle's next question, or its end
             try:
                 if self._steps is None:
                     self._steps = at_once(cycle(self._engine, self._asks, self.learner.plan))
-                    question = next(self._steps)
-                else:
-                    question = self._steps.send(answer)
+                    answer = None  # a generator starts with None
+                question = self._steps.send(answer)
             except StopIteration as finished:
                 row = self.source.priced(finished.value)
                 rows.append(row)
@@ -211,7 +209,7 @@ class Env(gymnasium.Env):
                     policy.observe(row)
                 if self._engine.finished:
                     ended = True
-                    self._open_if_needed()
+                    self._open_turn()
                 continue
             # 2. the answer: of a partner, of the learner now, or of its fixed rule
             if question.kind not in self.learner.asks:
@@ -221,6 +219,8 @@ class Env(gymnasium.Env):
                 return rows, ended
             else:
                 answer = self.learner.otherwise(question)
+        why = f"this {type(self.learner).__name__} was never asked in {len(rows)} cycles"
+        raise SpecdecError(f"{why}, so it cannot learn; let it draft deeper or use longer turns.")
 
     def _observe(self) -> np.ndarray:
         # a copy: builders reuse buffers

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -108,8 +108,6 @@ class TrainingRun:
         self.rows: list[dict] = []  # of the curve
         self.parts: dict = {}
         self.optimizers: list = []
-        # whether to end before the last step
-        self.stopped: Callable[[], bool] = lambda: False
         self.step = 0
         self.elapsed_s = 0.0
         if not resume:
@@ -120,13 +118,10 @@ class TrainingRun:
         if self.plan_path.is_file():
             self.plan = runs.read_json(self.plan_path)
         else:
-            self._write_plan()
+            runs.write_json(self.plan_path, self.plan)
         if self.plan["settings"] != settings:
             why = f"{out_dir} holds a run with other settings; repeat them"
             raise SpecdecError(f"{why}, choose another folder, or pass resume=False to start over.")
-
-    def _write_plan(self) -> None:
-        runs.write_json(self.plan_path, self.plan)
 
     @property
     def finished(self) -> bool:
@@ -159,63 +154,51 @@ class TrainingRun:
         settings = self.plan["settings"]
         if settings["steps"] is None and settings.get("minutes") is None:
             self.plan["last_step"] = step
-            self._write_plan()
+            runs.write_json(self.plan_path, self.plan)
 
     def run(
-        self,
-        step: Callable[[int, float], dict | None],
-        label: str,
-        factor: Callable[[int, int | None], float] | None = None,
-        *,
-        all_or_nothing: bool = False,
-        save_s: float = 120.0,
-        shown: tuple[str, ...] = ("loss", "accuracy_0", "accuracy_3"),
-        progress: bool = True,
+        self, step, label: str, factor=None, *, all_or_nothing=False, save_s=120.0, progress=True
     ) -> None:
         """Call step(number, rate factor) to the planned end. A returned row is added to the curve.
 
         factor(step, last step): the learning rate as a fraction of its peak. all_or_nothing: a
-        checkpoint follows each step, and an interrupted one leaves nothing on the disk. Otherwise
-        one follows every `save_s` seconds, and Ctrl-C.
+        checkpoint follows each step, otherwise every `save_s` seconds, and Ctrl-C.
         """
         if self.finished:
             return
         self._began_s = time.perf_counter() - self.elapsed_s
         saved_s = time.perf_counter()
-        options = {"desc": label, "mininterval": 2.0, "disable": not progress}
-        with tqdm(initial=self.step, total=self.plan["last_step"], **options) as bar:
+        with tqdm(initial=self.step, desc=label, mininterval=2.0, disable=not progress) as bar:
             try:
                 while not self._ended():
-                    row = step(self.step, self._set_rates(factor))
+                    # 1. the learning rate of this step
+                    share = 1.0
+                    if factor is not None:
+                        share = factor(self.step, self.plan["last_step"])
+                        self._set_rates(share)
+                    # 2. the step
+                    row = step(self.step, share)
                     if row is not None:
                         self.add({"step": self.step, **row})
                     self.step += 1
                     self.elapsed_s = time.perf_counter() - self._began_s
+                    # 3. a checkpoint
                     if all_or_nothing or time.perf_counter() - saved_s >= save_s:
                         self.save()
                         saved_s = time.perf_counter()
-                    self._show(bar, shown)
+                    bar.total = self.plan["last_step"]
+                    bar.update()
             except BaseException:
+                # half a step of a resumable run is done again from the last checkpoint
                 if not all_or_nothing:
                     self.save()
                 raise
         self.save()
 
-    def _set_rates(self, factor: Callable[[int, int | None], float] | None) -> float:
-        if factor is None:
-            return 1.0
-        share = factor(self.step, self.plan["last_step"])
+    def _set_rates(self, share: float) -> None:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = share * group["peak"]
-        return share
-
-    def _show(self, bar: tqdm, columns: tuple[str, ...]) -> None:
-        row = self.rows[-1] if self.rows else {}
-        numbers = {name: f"{row[name]:.4g}" for name in columns if pd.notna(row.get(name))}
-        bar.set_postfix(numbers, refresh=False)
-        bar.total = self.plan["last_step"]
-        bar.update()
 
     def add(self, row: dict) -> None:
         """Add a row to the curve, with elapsed_s. Steps that make several rows call it."""
@@ -228,9 +211,9 @@ class TrainingRun:
         if self.plan["last_step"] is None and self.elapsed_s >= (1 - DECAY_FRAC) * minutes * 60:
             self.plan["last_step"] = max(self.step + 1, round(self.step / (1 - DECAY_FRAC)))
             self.save()  # the plan must not run ahead of the weights
-            self._write_plan()
+            runs.write_json(self.plan_path, self.plan)
         last_step = self.plan["last_step"]
-        return self.stopped() or (last_step is not None and self.step >= last_step)
+        return last_step is not None and self.step >= last_step
 
     def save(self) -> None:
         """Write the curve, then checkpoint.safetensors."""
@@ -252,13 +235,10 @@ class TrainingRun:
 
     def finish(self, **results) -> None:
         """Mark the plan as finished and store `results` in it."""
-        if self.finished:
-            return
-        self.plan["finished"] = True
-        self.plan["steps_done"] = self.step
-        self.plan["elapsed_s"] = self.elapsed_s
-        self.plan["results"] = results
-        self._write_plan()
+        if not self.finished:
+            self.plan |= {"finished": True, "steps_done": self.step, "elapsed_s": self.elapsed_s}
+            self.plan["results"] = results
+            runs.write_json(self.plan_path, self.plan)
 
 
 def read_checkpoint(path: Path) -> tuple[dict, dict]:

@@ -28,15 +28,8 @@ from specdec.core.records import EXTEND, PLAN, SIZE, Cycle
 from specdec.errors import SpecdecError, check_fields
 from specdec.models.fingerprint import describe_pair
 from specdec.policies.base import Learned, Network, PPOConfig
+from specdec.training import loop
 from specdec.training.env import Env, LiveSource, ReplaySource, Reward
-from specdec.training.loop import (
-    Best,
-    TrainingRun,
-    generators,
-    read_checkpoint,
-    restore,
-    warn_of_a_constant,
-)
 
 MAX_GRAD_NORM = 0.5  # stable-baselines3's default
 COUNTED = 2048  # decisions of the trained policy whose answers are counted, at most
@@ -48,8 +41,10 @@ DECIDED = {
     EXTEND: ("expansions",),
     SIZE: ("verify_nodes",),
 }
-SHOWN = ("reward", "entropy", "tok_per_ms")
-LOGGED = ("learning_rate", "value_loss")
+
+# (observation, the cycles that count, whether the episode ends) of each transition of a decision;
+# see `EnvRunner` for the arguments.
+Credit = Callable[..., list[tuple[np.ndarray, list[Cycle], bool]]]
 
 
 @dataclass(frozen=True)
@@ -92,15 +87,11 @@ class RunOptions:
 
 
 def train_policy(
-    learner: Learned,
-    task: Task,
-    ppo: PPOConfig,
-    options: RunOptions,
-    judge: Callable[[Learned], float] | None = None,
+    learner: Learned, task: Task, ppo: PPOConfig, options: RunOptions, judge=None
 ) -> Learned:
     """Train `learner` and return it with its network; the same call continues a stopped run.
 
-    judge: score of the policy after each segment; the best is kept in place of the last.
+    judge: policy -> its score after each segment; the best is kept in place of the last.
     """
     # 1. networks, running moments, and the run on disk
     assert isinstance(task.source, ReplaySource) or options.envs == 1, "one live text at a time"
@@ -108,17 +99,17 @@ def train_policy(
     make_env = functools.partial(new_env, learner, task)
     model = build_ppo(lambda: make_env(seed), ppo, options.envs, seed)
     state = State(learner.observation_size)
-    best = Best()
+    best = loop.Best()
     segment_steps = ppo.n_steps * max(1, round(options.segment_steps / ppo.n_steps))
     settings = {**_settings(learner, task, options), "ppo": ppo, "judge": judge is not None}
     settings["steps"] = math.ceil(ppo.total_steps / segment_steps)
-    run = TrainingRun(options.out_dir, settings, options.resume, "curve")
+    run = loop.TrainingRun(options.out_dir, settings, options.resume, "curve")
     # 2. they begin fresh, with those of another run, or where this one stopped
     optimizers = [model.policy.optimizer]
     if options.start_from is not None and not run.checkpoint.is_file():
-        tensors = read_checkpoint(Path(options.start_from) / "checkpoint.safetensors")[1]
+        tensors = loop.read_checkpoint(Path(options.start_from) / "checkpoint.safetensors")[1]
         parts = {"policy": model.policy, "state.observations": state.observations}
-        restore(tensors, parts, optimizers)
+        loop.restore(tensors, parts, optimizers)
     run.track({"policy": model.policy, "state": state, "best": best}, optimizers)
 
     # 3. segments of several iterations
@@ -126,8 +117,8 @@ def train_policy(
         first = number * segment_steps
         end = min(first + segment_steps, ppo.total_steps)
         words = np.random.SeedSequence((seed, number + 1, 1)).generate_state(2)
-        with generators(*words.tolist()):
-            with closing(Rollouts(make_env, options.envs, task, seed, number)) as rollouts:
+        with loop.generators(*words.tolist()):
+            with closing(Rollouts(make_env, task, options, number)) as rollouts:
                 for steps in range(first, end, ppo.n_steps):
                     run.add(iteration(model, rollouts, state, ppo, steps))
         learner.network = export(model.policy, learner.activation, rollouts.scale)
@@ -137,7 +128,7 @@ def train_policy(
         best.consider({name: torch.from_numpy(array) for name, array in arrays.items()}, score)
 
     label = f"{type(learner).__name__}, seed {seed}"
-    run.run(segment, label, all_or_nothing=True, shown=SHOWN, progress=options.progress)
+    run.run(segment, label, all_or_nothing=True, progress=options.progress)
     # 4. the kept network and its answers
     arrays = {name: tensor.numpy() for name, tensor in best.weights.items()}
     learner.network = Network.from_arrays(arrays, learner.activation)
@@ -147,9 +138,9 @@ def train_policy(
         results = count_answers(learner, make_env, ppo.total_steps, seed)
         results |= {"steps": ppo.total_steps, "elapsed_s": run.elapsed_s}
         run.finish(**results, best_score=None if judge is None else best.score)
-    answer = tuple(run.plan["results"]["most_common"])
-    answer = f"this {type(learner).__name__} gave the answer {answer}"
-    warn_of_a_constant(answer, run.plan["results"]["most_common_frac"])
+    results = run.plan["results"]
+    answer = f"this {type(learner).__name__} gave the answer {tuple(results['most_common'])}"
+    loop.warn_of_a_constant(answer, results["most_common_frac"])
     return learner
 
 
@@ -185,29 +176,28 @@ def iteration(model, rollouts: Rollouts, state: State, config: PPOConfig, steps:
         model.train()
     row = {"steps": reached, **row}
     row["tok_per_ms"] = row["new_tok"] / row["total_ms"]
-    for name in LOGGED:
+    for name in ("learning_rate", "value_loss"):
         row[name] = float(model.logger.name_to_value[f"train/{name}"])
     return {**row, "score": math.nan}
 
 
 class Rollouts:
-    """Fills stable-baselines3's rollout buffer from `count` new environments, make_env(seed).
+    """Fills stable-baselines3's rollout buffer from a segment's new environments, make_env(seed).
 
     scale: (mean, deviation) of observations, or None. following: what comes after the buffer's
     last row: the critic's values, and whether an episode begins.
     """
 
-    def __init__(
-        self, make_env: Callable[[int], Env], count: int, task: Task, seed: int, segment: int
-    ):
+    def __init__(self, make_env, task: Task, options: RunOptions, segment: int):
         self.task = task
         self.scale: tuple[np.ndarray, np.ndarray] | None = None
         self.following: tuple[torch.Tensor, np.ndarray]
         self.runners: list[EnvRunner] = []
         # the run's seed: the same draws in every turn of every environment
-        each_turn = seed if task.reseed_each_turn else None
-        for state in np.random.SeedSequence((seed, segment)).generate_state(count).tolist():
-            self.runners.append(EnvRunner(make_env(state), state, task.credit, each_turn))
+        each_turn = options.seed if task.reseed_each_turn else None
+        seeds = np.random.SeedSequence((options.seed, segment)).generate_state(options.envs)
+        for seed in seeds.tolist():
+            self.runners.append(EnvRunner(make_env(seed), seed, task.credit, each_turn))
 
     def close(self) -> None:
         for runner in self.runners:
@@ -290,30 +280,14 @@ class Rollouts:
         return float(entropy.mean())
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of one decision.
-
-    rows: the finished cycles of its own turn. before: those before the turn's first decision (a
-    fixed first tree); unknown, and empty, in the first turn of a segment. first: of its turn.
-    ended: the turn ended with it.
-    """
-
-    observation: np.ndarray
-    rows: list[Cycle]
-    before: list[Cycle]
-    first: bool
-    ended: bool
-
-
-# (observation, the cycles that count, whether the episode ends), usually one per decision.
-Credit = Callable[[Outcome], list[tuple[np.ndarray, list[Cycle], bool]]]
-
-
 class EnvRunner:
     """One environment, its random numbers, and transitions that did not fit into the buffer yet.
 
-    each_turn: seed of the draws of every turn, or None for continuing draws.
+    credit(observation, rows, before, first, ended): rows are the cycles of the decision's turn that
+    finished since; before those before the turn's first decision (a fixed first tree), which are
+    unknown, and empty, in the first turn of a segment; first whether it was the turn's first
+    decision; ended whether the turn ended with it. each_turn: seed of the draws of every turn, or
+    None for continuing draws.
     """
 
     def __init__(self, env: Env, seed: int, credit: Credit | None, each_turn: int | None):
@@ -327,11 +301,11 @@ class EnvRunner:
         self.filled = 0  # rows of its column
         self.starts = True  # whether the next row begins an episode
         self.rows: list[Cycle] = []  # finished by the latest decision, of its turn
-        self._first = True
         self._before: list[Cycle] = []
+        self._first = True
 
     def draw(self, logits: np.ndarray) -> int:
-        """An action from softmax(logits)."""
+        """An action from softmax(logits), by the Gumbel trick."""
         return int((logits + self.random.gumbel(size=logits.shape)).argmax())
 
     def step(self, action: int) -> list[Cycle]:
@@ -346,12 +320,11 @@ class EnvRunner:
             rest = itertools.takewhile(lambda row: row.cycle > 0, cycles[1:])
             self.rows = [*cycles[:1], *rest]
         # 2. transitions; an episode never continues into another turn
-        if self.credit is None:
-            self.pending.append((action, observation, self.rows, over))
-        else:
-            outcome = Outcome(observation, self.rows, self._before, self._first, ended)
-            for transition in self.credit(outcome):
-                self.pending.append((action, *transition))
+        transitions = [(observation, self.rows, over)]
+        if self.credit is not None:
+            transitions = self.credit(observation, self.rows, self._before, self._first, ended)
+        for transition in transitions:
+            self.pending.append((action, *transition))
         if ended:
             self.pending.append(None)
             if self.each_turn is not None:
@@ -384,25 +357,22 @@ def build_ppo(make_env, config: PPOConfig, envs: int, seed: int):
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.logger import Logger
 
+    names = "batch_size n_epochs clip_range gamma gae_lambda ent_coef vf_coef"
+    settings = {name: getattr(config, name) for name in names.split()}
     activation = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}[config.activation]
-    widths = {"pi": list(config.pi), "vf": list(config.vf)}
-    with generators(0):  # leaves the caller's random numbers alone
+    network = {"net_arch": {"pi": list(config.pi), "vf": list(config.vf)}}
+    network["activation_fn"] = activation
+    with loop.generators(0):  # leaves the caller's random numbers alone
         model = PPO(
             "MlpPolicy",
             make_vec_env(make_env, envs),
             learning_rate=lambda remaining: learning_rate(config, 1 - remaining),
             n_steps=config.n_steps // envs,
-            batch_size=config.batch_size,
-            n_epochs=config.n_epochs,
-            clip_range=config.clip_range,
-            gamma=config.gamma,
-            gae_lambda=config.gae_lambda,
-            ent_coef=config.ent_coef,
-            vf_coef=config.vf_coef,
             max_grad_norm=MAX_GRAD_NORM,
-            policy_kwargs={"net_arch": widths, "activation_fn": activation},
+            policy_kwargs=network,
             seed=seed,
             device="cpu",
+            **settings,
         )
     model.set_logger(Logger(folder=None, output_formats=[]))
     return model
@@ -507,7 +477,7 @@ def count_answers(learner: Learned, make_env, total_steps: int, seed: int) -> di
     return {
         "answers": len(counts),
         "most_common": list(answer),
-        "most_common_frac": cycles / sum(counts.values()),
+        "most_common_frac": cycles / counts.total(),
         "weights": _hash_of(learner.network),
     }
 
@@ -519,22 +489,15 @@ def _hash_of(network: Network) -> str:
 
 def _settings(learner: Learned, task: Task, options: RunOptions) -> dict:
     """What the weights depend on beside PPO's settings."""
-    described = dict(vars(task))
-    for name in ("source", "others", "credit"):
-        described[name] = _described(described[name])
-    start_from = None
+    settings = {name: getattr(options, name) for name in "seed envs segment_steps".split()}
+    settings["trained_for"] = options.trained_for
+    settings["learner"] = [type(learner).__name__, learner.settings()]
+    settings["task"] = {name: _described(part) for name, part in vars(task).items()}
+    settings["start_from"] = None
     if options.start_from is not None:
         plan = runs.read_json(Path(options.start_from) / "plan.json")
-        start_from = plan["results"]["weights"]
-    return {
-        "seed": options.seed,
-        "envs": options.envs,
-        "segment_steps": options.segment_steps,
-        "trained_for": options.trained_for,
-        "learner": [type(learner).__name__, learner.settings()],
-        "task": described,
-        "start_from": start_from,
-    }
+        settings["start_from"] = plan["results"]["weights"]
+    return settings
 
 
 def _described(part):
@@ -550,4 +513,6 @@ def _described(part):
         return runs.content_key(pair=pair, prompts=part.prompts, decoding=decoding)
     if isinstance(part, Learned):
         return [type(part).__name__, part.settings(), _hash_of(part.network)]
+    if isinstance(part, str | bool | Reward):
+        return part
     return getattr(part, "__qualname__", type(part).__name__)

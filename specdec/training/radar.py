@@ -26,19 +26,9 @@ from specdec import runs
 from specdec.core.tree_config import TREES, TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, warn
-from specdec.policies.base import chose, deviations_of, named
-from specdec.policies.radar import (
-    ACTIONS,
-    CONFIGS,
-    CONTINUE,
-    DECISIONS,
-    HIDDEN,
-    STATE,
-    STOP,
-    RadarConfig,
-    RadarPolicy,
-    best_scores,
-)
+from specdec.policies import radar as controller
+from specdec.policies.base import chose, named
+from specdec.policies.radar import CONTINUE, DECISIONS, HIDDEN, STATE, STOP, RadarConfig
 from specdec.replays.trace import Trace
 from specdec.training.loop import Best, TrainingRun, batches, descend, seeded, warn_of_a_constant
 
@@ -125,13 +115,7 @@ def rows_for(config: RadarConfig, trace: Trace) -> RadarData:
     return from_trace(turns, exact=config.exact, flat_nodes=config.flat_nodes, tree=config.tree)
 
 
-def from_trace(
-    trace: Trace,
-    *,
-    exact: bool | None = None,
-    flat_nodes: int | None = None,
-    tree: TreeConfig = TREE,
-) -> RadarData:
+def from_trace(trace: Trace, *, exact=None, flat_nodes=None, tree: TreeConfig = TREE) -> RadarData:
     """The data set of a recording of trees of k = 10 and depth >= 7, or of trees like `tree`.
 
     exact=True: the positions with recorded distributions (`trace.acceptance_distributions`, T = 1).
@@ -140,7 +124,8 @@ def from_trace(
     where a single draft call yields a flat tree of so many tokens, or None for the engine's 10
     children; their distribution is then derived from the deeper trees.
     """
-    depth = trace.depth_of(tree.top_k, tree.beam)
+    shape = (tree.top_k, tree.beam)
+    depth = trace.depth_of(*shape)
     if depth < DECISIONS:
         why = f"RADAR's data need trees of depth {DECISIONS}, and the recorded ones have {depth}"
         raise SpecdecError(f"{why}; record deeper ones.")
@@ -148,7 +133,12 @@ def from_trace(
     recorded = distributions_of(trace, exact, tree)
     if recorded is None:
         rows = np.arange(len(trace))
-        distributions = point_masses(_accepted(trace, rows, flat_nodes, tree))
+        accepted = []
+        for a, nodes in enumerate(_nodes(tree)):
+            accepted.append(trace.accepted_tok(rows, tree.top_k, a, nodes, tree.beam))
+        if flat_nodes:
+            accepted[0] = trace.root_rank[rows] < flat_nodes
+        distributions = point_masses(np.stack(accepted, axis=1).astype(np.int64))
     else:
         rows = np.asarray(recorded[0])
         distributions = recorded[1].copy()
@@ -158,13 +148,11 @@ def from_trace(
             distributions[:, 0, 0] = 1 - inside
             distributions[:, 0, 1] = inside
     # 2. the scores of each level
-    scores = trace.column("scores", tree.top_k, tree.beam)
+    scores = trace.column("scores", *shape)
+    ends = [pool_size(n, *shape) for n in range(STOPS)]
     states = []
-    start = 0
-    for n in range(STOPS):
-        end = pool_size(n, tree.top_k, tree.beam)
-        states.append(best_scores(scores[rows, start:end], tree=tree))
-        start = end
+    for start, end in zip([0, *ends], ends, strict=False):
+        states.append(controller.best_scores(scores[rows, start:end], tree=tree))
     # 3. where they come from
     prompt = trace.turns.groupby(["suite", "prompt"], sort=False).ngroup().to_numpy()
     prompts = np.repeat(prompt, trace.turns["positions"].to_numpy())[rows]
@@ -186,21 +174,10 @@ def distributions_of(trace: Trace, exact: bool | None = None, tree: TreeConfig =
     return recorded
 
 
-def _nodes(a: int, tree: TreeConfig) -> int:
-    """Verified nodes after `a` expansions."""
-    return min(tree.verify_nodes, pool_size(a, tree.top_k, tree.beam))
-
-
-def _accepted(
-    trace: Trace, rows: np.ndarray, flat_nodes: int | None, tree: TreeConfig
-) -> np.ndarray:
-    """int [Q, 8]: accepted tokens after a expansions."""
-    accepted = []
-    for a in range(STOPS):
-        accepted.append(trace.accepted_tok(rows, tree.top_k, a, _nodes(a, tree), tree.beam))
-    if flat_nodes:
-        accepted[0] = trace.root_rank[rows] < flat_nodes
-    return np.stack(accepted, axis=1).astype(np.int64)
+def _nodes(tree: TreeConfig) -> list[int]:
+    """Verified nodes after 0..7 expansions."""
+    pools = [pool_size(a, tree.top_k, tree.beam) for a in range(STOPS)]
+    return [min(tree.verify_nodes, pool) for pool in pools]
 
 
 def point_masses(accepted: np.ndarray) -> np.ndarray:
@@ -209,10 +186,7 @@ def point_masses(accepted: np.ndarray) -> np.ndarray:
 
 
 def latency_ms(
-    costs: CostModel,
-    context_tok: np.ndarray,
-    flat_nodes: int | None = None,
-    tree: TreeConfig = TREE,
+    costs: CostModel, context_tok, flat_nodes: int | None = None, tree: TreeConfig = TREE
 ) -> np.ndarray:
     """l(a), float64 [Q, 8]: a cycle with a expansions, and the questions up to there.
 
@@ -220,7 +194,7 @@ def latency_ms(
     """
     a = np.arange(STOPS)
     context_tok = np.asarray(context_tok)[:, None]
-    nodes = np.array([_nodes(n, tree) for n in range(STOPS)])
+    nodes = np.array(_nodes(tree))
     if flat_nodes:
         nodes[0] = flat_nodes
     cycles = costs.draft_ms(tree.top_k, a[None], context_tok, tree.beam) + costs.rest_ms
@@ -236,7 +210,7 @@ class RadarNetwork(nn.Module):
         super().__init__()
         self.lstm = nn.LSTM(STATE, HIDDEN, batch_first=True)
         first = nn.Linear(HIDDEN + STATE, HIDDEN)
-        last = nn.Linear(HIDDEN, ACTIONS)
+        last = nn.Linear(HIDDEN, controller.ACTIONS)
         self.mlp = nn.Sequential(first, nn.ReLU(), nn.Dropout(DROPOUT), last)
         with torch.no_grad():
             last.bias[CONTINUE] += continue_bias
@@ -280,47 +254,35 @@ def rows_of(data: RadarData, latency: np.ndarray) -> Rows:
     return Rows(*(torch.from_numpy(np.array(array, dtype=np.float32)) for array in arrays))
 
 
-def final_rewards(
-    config: RadarConfig, lengths: Tensor, latency: Tensor, rate: float, step_ms: float
-) -> Tensor:
-    """The reward at the stop for accepted `lengths` and `latency` (ms), of equal shapes."""
-    if config.count_bonus:
-        lengths = lengths + 1
-    if config.objective == "lagrangian":
-        return lengths - rate * latency
-    return BETA_FACTOR * step_ms * lengths / latency
-
-
-def loss_of(
-    config: RadarConfig,
-    logits: Tensor,
-    batch: Rows,
-    rate: float,
-    step_ms: float,
-    factor: float = 1.0,
-) -> Tensor:
+def loss_of(config: RadarConfig, logits: Tensor, batch: Rows, rate: float, step_ms: float):
     """The loss for logits [B, 7, 2]: minus the expected return, or REINFORCE's surrogate.
 
-    rate: tokens per ms. factor: the learning rate's, for the entropy bonus.
+    rate: tokens per ms. step_ms: T_d + T_p, the time of one more expansion and question.
     """
+
+    def final_rewards(lengths: Tensor, latency: Tensor) -> Tensor:
+        if config.count_bonus:
+            lengths = lengths + 1
+        if config.objective == "lagrangian":
+            return lengths - rate * latency
+        return BETA_FACTOR * step_ms * lengths / latency
+
     log_probs = logits.log_softmax(-1)
     # 1. every stop
     if config.gradient != "sampled":
         a = torch.arange(STOPS, dtype=logits.dtype)
-        final = final_rewards(config, batch.expected, batch.latency_ms, rate, step_ms)
+        final = final_rewards(batch.expected, batch.latency_ms)
         penalties = a if config.gamma == 1 else (1 - config.gamma**a) / (1 - config.gamma)
         returns = config.gamma**a * final - config.alpha * penalties
         if config.gradient == "advantage":
             return advantage_loss(logits, returns)
-        entropy = -(log_probs.exp() * log_probs).sum((1, 2))
-        expected = (stop_log_probs(logits).exp() * returns).sum(1)
-        return -(expected + config.entropy * factor * entropy).mean()
+        return -(stop_log_probs(logits).exp() * returns).sum(1).mean()
     # 2. one drawn stop and one drawn length; CONTINUE is 1
     actions = torch.bernoulli(log_probs[..., CONTINUE].detach().exp()).long()
     stops = actions.cumprod(1).sum(1)
     rows = torch.arange(len(stops))
     lengths = torch.multinomial(batch.distributions[rows, stops], 1)[:, 0].to(logits.dtype)
-    final = final_rewards(config, lengths, batch.latency_ms[rows, stops], rate, step_ms)
+    final = final_rewards(lengths, batch.latency_ms[rows, stops])
     returns = returns_to_go(stops, final, config.alpha, config.gamma)
     return -(log_probs.gather(-1, actions[..., None])[..., 0] * returns).mean()
 
@@ -368,14 +330,15 @@ def constant_stop(batch: Rows) -> int:
     return int(rates.argmax())
 
 
-def always(stop: int, batch: Rows) -> Tensor:
-    """P(stop = a) [Q, 8] of a constant."""
-    return nn.functional.one_hot(torch.full((len(batch.scores),), stop), STOPS).float()
+def constant_rate(stop: int, batch: Rows) -> float:
+    """The throughput of always stopping there."""
+    stops = torch.full((len(batch.scores),), stop)
+    return throughput(nn.functional.one_hot(stops, STOPS), batch)
 
 
 def clairvoyant_rate(batch: Rows) -> float:
     """The best throughput given every row's expected lengths: Dinkelbach's iteration."""
-    rate = throughput(always(constant_stop(batch), batch), batch)
+    rate = constant_rate(constant_stop(batch), batch)
     for _ in range(50):
         best = (batch.expected.double() + 1 - rate * batch.latency_ms.double()).argmax(1)
         new = throughput(nn.functional.one_hot(best, STOPS), batch)
@@ -389,7 +352,7 @@ def clairvoyant_rate(batch: Rows) -> float:
 class Trained:
     """policy: the kept epoch. curve: one row per epoch. results: tokens per ms, held out."""
 
-    policy: RadarPolicy
+    policy: controller.RadarPolicy
     curve: pd.DataFrame
     results: dict
 
@@ -410,7 +373,7 @@ def train_radar(
     model, or l(a) as [8] or [Q, 8]. config: a RadarConfig or a name of CONFIGS. trained_for:
     further facts to store in the policy. The same call continues a stopped run exactly.
     """
-    config = named(config, CONFIGS, "RADAR")
+    config = named(config, controller.CONFIGS, "RADAR")
     facts = dict(trained_for or {})
     # 1. rows and their times
     if isinstance(data, Trace):
@@ -431,9 +394,7 @@ def train_radar(
     rows = rows_of(data, latency)
     trainer = _Trainer(config, rows.at(learned), rows.at(held), seed)
     run.track({"network": trainer.network, "best": trainer.best}, [trainer.optimizer])
-    columns = ("loss", "tok_per_ms", "draft_calls")
-    label = f"radar, seed {seed}"
-    run.run(trainer.epoch, label, trainer.rate_factor, all_or_nothing=True, shown=columns)
+    run.run(trainer.epoch, f"radar, seed {seed}", trainer.rate_factor, all_or_nothing=True)
     # 3. the policy of the kept epoch
     policy = config.policy(seed=seed, flat_nodes=flat_nodes)
     weights = {name: value.numpy() for name, value in trainer.best.weights.items()}
@@ -441,7 +402,8 @@ def train_radar(
     counts = {"rows": len(learned), "questions": len(np.unique(data.prompts[learned]))}
     counts["lengths"] = "exact distributions" if data.header.get("exact") else "one length each"
     policy.trained_for = {"seed": seed, "data": data.header, "training": runs.plain(config)}
-    policy.trained_for |= {**facts, "deviations": deviations_of(config, **counts)}
+    deviations = [line.format_map(counts) for line in config.deviations]
+    policy.trained_for |= {**facts, "deviations": deviations}
     chose(policy, "weights and epoch", "train", f"recipe {config.name!r}, chosen before")
     policy.save(Path(out_dir) / "policy")
     # 4. what it reaches
@@ -463,21 +425,20 @@ class _Trainer:
         with seeded(seed, -1):
             self.network = RadarNetwork(config.continue_bias)
         self.best = Best(self.network)
-        self.optimizer = torch.optim.Adam(
-            self.network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
-        )
+        rates = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+        self.optimizer = torch.optim.Adam(self.network.parameters(), **rates)
         self.optimizer.param_groups[0]["peak"] = config.learning_rate
         # T_d + T_p: the average cost of one more expansion and question
         self.step_ms = float((train.latency_ms[:, 6] - train.latency_ms[:, 0]).mean() / 6)
         self.constant = constant_stop(train)
-        self.constant_rate = throughput(always(self.constant, train), train)
+        self.constant_rate = constant_rate(self.constant, train)
 
     def rate_factor(self, epoch: int, last_epoch: int) -> float:
         """The learning rate as a fraction of the first: cosine down to LAST_RATE."""
         low = min(1.0, LAST_RATE / self.config.learning_rate)
         return low + (1 - low) * (1 + math.cos(math.pi * epoch / last_epoch)) / 2
 
-    def epoch(self, number: int, factor: float) -> dict:
+    def epoch(self, number: int, _) -> dict:
         """One pass over the training rows, then an evaluation; returns the curve's row."""
         config = self.config
         # 1. the value of time: tokens per ms that a constant can reach, or the policy has
@@ -490,8 +451,7 @@ class _Trainer:
         with seeded(self.seed, number):
             for rows in batches(len(self.train.scores), config.batch):
                 batch = self.train.at(rows)
-                logits = self.network(batch.scores)
-                loss = loss_of(config, logits, batch, rate, self.step_ms, factor)
+                loss = loss_of(config, self.network(batch.scores), batch, rate, self.step_ms)
                 losses.append(descend(self.optimizer, loss, CLIP))
             row = {"loss": float(np.mean(losses)), "rate_per_ms": rate, **self._held_out_row(rate)}
         # 3. the best epoch is kept
@@ -511,12 +471,13 @@ class _Trainer:
             with torch.no_grad():
                 logits = self.network(part.scores)
             loss += loss_of(self.config, logits, part, rate, self.step_ms).item() * len(rows)
-        row = {"held_out_loss": loss / count}
         likelier = stop_probs(self.network, held, greedy=True)
-        row["tok_per_ms"] = throughput(likelier, held)
-        row["draft_calls"] = float((likelier @ torch.arange(1.0, STOPS + 1)).mean())
-        row["tok_per_ms_drawn"] = throughput(stop_probs(self.network, held, greedy=False), held)
-        return row
+        return {
+            "held_out_loss": loss / count,
+            "tok_per_ms": throughput(likelier, held),
+            "draft_calls": float((likelier @ torch.arange(1.0, STOPS + 1)).mean()),
+            "tok_per_ms_drawn": throughput(stop_probs(self.network, held, greedy=False), held),
+        }
 
     def judge(self) -> dict:
         """The kept epoch on held-out rows, beside the constant that was best in training."""
@@ -525,11 +486,11 @@ class _Trainer:
         probs = stop_probs(self.network, held, self.config.temperature is None)
         shares = probs.mean(0)
         rate = throughput(probs, held)
-        constant_rate = throughput(always(self.constant, held), held)
+        constant = constant_rate(self.constant, held)
         return {
             "tok_per_ms": rate,
-            "constant_tok_per_ms": constant_rate,
-            "gain_frac": rate / constant_rate - 1,
+            "constant_tok_per_ms": constant,
+            "gain_frac": rate / constant - 1,
             "known_lengths_tok_per_ms": clairvoyant_rate(held),
             "draft_calls": float((shares * torch.arange(1, STOPS + 1)).sum()),
             "most_common_stop": int(shares.argmax()),

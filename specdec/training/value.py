@@ -20,24 +20,15 @@ from torch import nn
 from tqdm.auto import trange
 
 from specdec import runs
-from specdec.core import clock
 from specdec.core.policy import Policy, Static
-from specdec.core.records import PLAN, SIZE, Cycle, Question
+from specdec.core.records import SIZE, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.calibrate import calibrate, measured_answer_ms
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_number
+from specdec.policies import value as controller
 from specdec.policies.base import chose
-from specdec.policies.value import (
-    HISTORY,
-    NOTHING,
-    OURS,
-    PROBES,
-    AcceptanceModel,
-    ValueConfig,
-    ValuePolicy,
-    history_after,
-)
+from specdec.policies.value import AcceptanceModel, ValueConfig, ValuePolicy
 from specdec.replays.record import record
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static
@@ -59,7 +50,7 @@ PROBE_WIDTH = 8
 def train_value(
     trace: Trace,
     costs: CostModel,
-    config: ValueConfig = OURS,
+    config: ValueConfig = controller.OURS,
     *,
     start: TreeConfig | None = None,
     tune_on: Trace | None = None,
@@ -85,14 +76,11 @@ def train_value(
     acting: Policy = Static.of(start)
     rate = 1 / replay(trace, acting, costs).ms_per_tok
     # 2. rounds: where cycles start, the acceptance model there, and what time is worth
-    rows = np.empty(0, np.int64)
-    histories = np.empty((0, HISTORY), np.float32)
+    starts = []
     curves = []
     for number in range(config.rounds):
-        begun = cycle_starts(trace, costs, acting, DETOURS, seed + 10 * number, config.plans)
-        rows = np.concatenate((rows, begun[0]))
-        histories = np.concatenate((histories, begun[1]))
-        examples = Examples(trace, policy, rows, histories)
+        starts.append(cycle_starts(trace, costs, acting, DETOURS, seed + 10 * number))
+        examples = Examples(trace, policy, *map(np.concatenate, zip(*starts, strict=True)))
         last = number + 1 == config.rounds
         fitted = fit_ensemble(examples, config, seed + 100 * number, progress, distil=last)
         policy.network, curve = fitted
@@ -117,17 +105,22 @@ def _untrained(trace: Trace, config: ValueConfig) -> ValuePolicy:
         probe = "none"
     elif probe is None:
         probe = "target" if trace.draft_state is None else "draft"
-    for name in PROBES[probe]:
+    for name in controller.PROBES[probe]:
         if getattr(trace, name) is None:
             why = f"this recording holds no {name}"
             raise SpecdecError(f'{why}; record with features=True or pass probe="none".')
-    settings = {"top_k": config.top_k, "sizes": config.sizes, "plans": config.plans}
-    settings["most_expansions"] = min(trace.depth_of(config.top_k), config.most_expansions)
-    return ValuePolicy(**settings, probe=probe)
+    deepest = min(trace.depth_of(config.top_k), config.most_expansions)
+    shared = config.shared_with(ValuePolicy)
+    return ValuePolicy(**{**shared, "most_expansions": deepest, "probe": probe})
 
 
 def train_recording(
-    trace: Trace, costs: CostModel, config: ValueConfig = OURS, *, seed: int, out_dir: Path
+    trace: Trace,
+    costs: CostModel,
+    config: ValueConfig = controller.OURS,
+    *,
+    seed: int,
+    out_dir: Path,
 ) -> ValuePolicy:
     """Train on the beam of the tree that is fastest at these costs; writes policy and curve.
 
@@ -148,59 +141,52 @@ def train_recording(
     return policy
 
 
-class _StartRecorder(Policy):
-    """Records cycle starts, with the history there; `inner` answers, but for random detours."""
+class _Detours(Policy):
+    """`inner`, with a random number of nodes in some cycles, which leads to other positions."""
 
-    def __init__(self, inner: Policy, detour_frac: float, seed: int, plans: bool = False):
+    def __init__(self, inner: Policy, frac: float, seed: int):
         self.inner = inner
-        self.detour_frac = detour_frac  # detours lead to other positions
-        self.starts_at = PLAN if plans else SIZE
-        self.asks = inner.asks | {SIZE, self.starts_at}
+        self.frac = frac
+        self.asks = inner.asks | {SIZE}
         self.limits = inner.limits
         self.plan = inner.plan
+        self.reset = inner.reset
+        self.observe = inner.observe
         self._random = np.random.default_rng(seed)
-        self.rows: list[int] = []
-        self.histories: list[np.ndarray] = []
-
-    def reset(self) -> None:
-        self.inner.reset()
-        self.history = NOTHING
 
     def answer(self, question: Question):
-        if question.kind == self.starts_at:
-            self.rows.append(question.view.row)
-            self.histories.append(self.history)
-        answer = self.inner.plan
+        # 1. the answer without a detour
+        answer = self.inner.plan.verify_nodes
         if question.kind in self.inner.asks:
             answer = self.inner.answer(question)
-        elif question.kind == SIZE:
-            answer = self.inner.plan.verify_nodes
         if question.kind != SIZE:
             return answer
-        if self._random.random() < self.detour_frac:
+        # 2. few nodes, so that the next cycle starts earlier
+        if self._random.random() < self.frac:
             answer = int(self._random.integers(0, 5))
         return min(answer, question.largest)
 
-    def observe(self, cycle: Cycle) -> None:
-        self.inner.observe(cycle)
-        self.history = history_after(self.history, cycle.accepted_tok, cycle.expansions)
-
 
 def cycle_starts(
-    trace: Trace, costs: CostModel, policy, detours: int, seed: int = 0, plans: bool = False
+    trace: Trace, costs: CostModel, policy: Policy, detours: int, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     """(rows int64 [Q], histories float32 [Q, 5]) of cycle starts under `policy`.
 
-    Once unchanged, then `detours` times with detours. plans: also of cycles without a tree.
+    Once unchanged, then `detours` times with detours.
     """
     rows: list[int] = []
     histories: list[np.ndarray] = []
     for number in range(detours + 1):
-        frac = 0.25 if number else 0.0
-        recorder = _StartRecorder(policy, frac, seed + number, plans)
-        replay(trace, recorder, costs)
-        rows += recorder.rows
-        histories += recorder.histories
+        acting = _Detours(policy, 0.25 if number else 0.0, seed + number)
+        turns = replay(trace, acting, costs, keep_cycles=True).rows
+        for row, cycles in zip(trace.turns["first"].tolist(), turns, strict=True):
+            # a cycle starts at the recorded position after the tokens of those before
+            history = controller.NOTHING
+            for cycle in cycles:
+                rows.append(row)
+                histories.append(history)
+                row += cycle.new_tok
+                history = controller.history_after(history, cycle.accepted_tok, cycle.expansions)
     return np.array(rows), np.stack(histories)
 
 
@@ -215,7 +201,7 @@ class Examples:
         self.histories = histories
         self._scores = trace.column("scores", policy.top_k)
         self._ranks = trace.ranks[policy.top_k]
-        self._states = [getattr(trace, name) for name in PROBES[policy.probe]]
+        self._states = [getattr(trace, name) for name in controller.PROBES[policy.probe]]
         self._sizes = np.array(policy.sizes, dtype=np.int16)
 
     def sample(self, count: int) -> np.ndarray:
@@ -265,7 +251,7 @@ class Examples:
         for mask in (~inside, inside):
             rows = self.rows[mask]
             sides.append(Examples(self.trace, self.policy, rows, self.histories[mask]))
-        return sides[0], sides[1]
+        return tuple(sides)
 
 
 class Net(nn.Module):
@@ -274,15 +260,13 @@ class Net(nn.Module):
     inputs, features: (mean, deviation) of its inputs. outputs: the mean answer, its first bias.
     """
 
-    def __init__(
-        self, config: ValueConfig, inputs: tuple, features: tuple, outputs: np.ndarray, probe: bool
-    ):
+    def __init__(self, config: ValueConfig, inputs, features, outputs: np.ndarray, probe: bool):
         super().__init__()
         self.config = config
         self.use_probe = probe
-        names = ("input_mean", "input_deviation", "feature_mean", "feature_deviation")
-        for name, value in zip(names, (*inputs, *features), strict=True):
-            self.register_buffer(name, torch.from_numpy(value))
+        for name, (mean, deviation) in {"input": inputs, "feature": features}.items():
+            self.register_buffer(f"{name}_mean", torch.from_numpy(mean))
+            self.register_buffer(f"{name}_deviation", torch.from_numpy(deviation))
         self.probe = nn.Linear(len(features[0]), PROBE_WIDTH)
         self.hidden = nn.Linear(len(inputs[0]) + PROBE_WIDTH, config.hidden)
         self.out = nn.Linear(config.hidden, outputs.size)
@@ -324,28 +308,26 @@ def fit_model(
     held_out: Examples,
     config: ValueConfig,
     seed: int,
-    progress: bool = True,
-    teacher: AcceptanceModel | None = None,
+    progress=True,
+    teacher=None,
 ) -> tuple[dict[str, np.ndarray], pd.DataFrame]:
     """Regress accepted_tok of every (expansions, size) on the information at a random level.
 
-    Stops when the loss on `held_out` rises; the weights with the lowest are kept. teacher: learn
-    its answers instead. Returns (arrays, curve).
+    Stops when the loss on `held_out` rises; the weights with the lowest are kept. teacher: an
+    AcceptanceModel whose answers it learns instead. Returns (arrays, curve).
     """
     # 1. the network and the held-out examples of every level
     random = np.random.default_rng(seed)
     levels = examples.inputs.levels
     torch.manual_seed(seed)
     net = Net(config, *_moments(examples, random), examples.policy.probe != "none")
-    optimizer = torch.optim.AdamW(
-        net.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
-    )
+    rates = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    optimizer = torch.optim.AdamW(net.parameters(), **rates)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps)
     best = Best()
     exam = []
     for level in range(levels):
-        batch = held_out.batch(held_out.sample(1500), level)
-        exam.append((level, *map(torch.from_numpy, batch)))
+        exam.append((level, *held_out.batch(held_out.sample(1500), level)))
     weights = 0.8 ** np.arange(levels)  # most cycles end early
     # 2. steps
     losses = []
@@ -356,8 +338,9 @@ def fit_model(
         inputs, features, accepted = examples.batch(numbers, level)
         if teacher is not None:
             accepted = teacher(inputs, teacher.state(features))
-        loss = _loss(net.train(), level, *map(torch.from_numpy, (inputs, features, accepted)))
-        losses.append(descend(optimizer, loss, 1.0))
+        losses.append(
+            descend(optimizer, _loss(net.train(), level, inputs, features, accepted), 1.0)
+        )
         schedule.step()
         if number % 100 < 99:
             continue
@@ -374,7 +357,9 @@ def fit_model(
     return net.eval().arrays(), pd.DataFrame(curve, columns=["step", "loss", "held_out_loss"])
 
 
-def _loss(net: Net, level: int, inputs, features, accepted):
+def _loss(net: Net, level: int, *arrays: np.ndarray):
+    inputs, features, accepted = map(torch.from_numpy, arrays)
+    # what is above has been decided
     still_open = net(inputs, features).view(accepted.shape)[:, level:]
     return nn.functional.mse_loss(still_open, accepted[:, level:])
 
@@ -390,9 +375,7 @@ def _moments(examples: Examples, random) -> tuple[tuple, tuple, np.ndarray]:
     return scales[0], scales[1], accepted.mean(0)
 
 
-def fit_ensemble(
-    examples: Examples, config: ValueConfig, seed: int, progress: bool, distil: bool = True
-):
+def fit_ensemble(examples: Examples, config: ValueConfig, seed: int, progress: bool, distil=True):
     """(AcceptanceModel, curve): the mean of models of different prompts, or one distilled from it.
 
     Policies that only collect starts need not be fast, hence not distilled.
@@ -435,10 +418,9 @@ def averaged(models: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return mean
 
 
-def calibrate_rate(
-    policy: ValuePolicy, trace: Trace, costs: CostModel, rate: float, policy_ms: float = 0.0
-):
+def calibrate_rate(policy: ValuePolicy, trace: Trace, costs: CostModel, rate: float, policy_ms=0.0):
     """(priced policy, rate), where the rate is the throughput the policy reaches on `trace`."""
+    # each price changes what is fastest, and that the rate
     for _ in range(3):
         policy = policy.price(costs, rate)
         rate = 1 / ms_per_tok(policy, trace, costs, policy_ms)
@@ -461,20 +443,17 @@ def reprice(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> V
     return moved
 
 
-def reprice_here(
-    policy: ValuePolicy, pair, *, suites=(), limit=10, seconds=45.0, cpu_time=False
-) -> tuple[ValuePolicy, CostModel]:
+def reprice_here(policy: ValuePolicy, pair, *, suites=(), limit=10, seconds=45.0):
     """(`reprice` of the policy on this machine, its costs).
 
     limit: prompts of each suite to record. seconds: how long to measure.
     """
-    costs = calibrate(pair, seconds=seconds, cpu_time=cpu_time)
+    costs = calibrate(pair, seconds=seconds)
     widths = (policy.top_k,)
     tree = {"top_ks": widths, "trees": widths, "depth": policy.most_expansions}
     trace = record(pair, suites, limit=limit, name="reprice", max_new_tokens=64, **tree)
     part = "tune" if (trace.turns["part"] == "tune").any() else "train"
-    with clock.by_processor_time(cpu_time):
-        return reprice(policy, trace.select(part=part), costs, pair), costs
+    return reprice(policy, trace.select(part=part), costs, pair), costs
 
 
 def evaluation_ms(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> float:
@@ -496,9 +475,7 @@ def ms_per_tok(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: f
     return replayed.ms_per_tok + spent_ms / replayed.table["new_tok"].sum()
 
 
-def tune_schedule(
-    policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: float = 0.0
-) -> ValuePolicy:
+def tune_schedule(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms=0.0):
     """The policy with the settings of SCHEDULES that are fastest on `trace`, one by one."""
     for choices in SCHEDULES:
         candidates = [policy.with_settings(**choice) for choice in choices]

@@ -16,7 +16,7 @@ from specdec.errors import SpecdecError
 from specdec.evaluation import tuning
 from specdec.evaluation.bench import EvaluateConfig
 from specdec.evaluation.compare import Baselines
-from specdec.policies.copying import CopyGate
+from specdec.policies.heuristics import CopyGate
 from specdec.replays.static_trees import static_grid, tree_of
 
 GRID = """1,0,1 3,1,1 5,3,1 7,5,1 9,7,1 8,3,3 8,5,3 16,3,3 16,3,8 16,5,3 16,5,8 16,7,3 16,7,8

@@ -9,7 +9,7 @@ from fakes.traces import round_costs
 import specdec
 from specdec.core.tree_config import CopiedTree
 from specdec.errors import SpecdecError
-from specdec.policies.copying import CopyGate
+from specdec.policies.heuristics import CopyGate
 
 from experiments import baselines
 

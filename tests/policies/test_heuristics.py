@@ -15,7 +15,7 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError
 from specdec.policies import heuristics
 from specdec.policies.base import Network
-from specdec.policies.heuristics import C2T, DDD, SVIP, Disco, GammaTune, SpecDecPlus
+from specdec.policies.heuristics import C2T, DDD, SVIP, CopyGate, Disco, GammaTune, SpecDecPlus
 
 
 def test_parents_of_the_newest_level_are_the_beam():
@@ -137,6 +137,38 @@ def test_c2t_counts_likely_nodes():
     ):
         policy = classifier(C2T, weights, bias)
         assert policy.answer(question(scores, 3, SIZE, largest=largest)) == answer
+
+
+def copies(*chances):
+    return asked(PLAN, copied_scores=[math.log(chance) for chance in chances])
+
+
+def test_copies_alone_if_they_promise_enough():
+    gate = CopyGate()
+    assert gate.plan == TreeConfig(8, 3, 3) and gate.copied.verify_nodes == 11
+    # room for the tree and for the copies
+    assert (gate.limits.total_tokens, gate.limits.depth) == (12, 3)
+    shallow = CopyGate(tree=(1, 0, 1), copied_tokens=6).limits
+    assert (shallow.total_tokens, shallow.depth, shallow.top_k) == (6, 1, 6)
+    large = CopyGate(tree=(20, 4, 4, 2, 1), copied_tokens=12)
+    assert large.plan == large.limits == TreeConfig(20, 4, 4, beam=(2, 1))
+    # at least 0.8 * 2 - 1
+    assert gate.answer(copies(0.5, 0.11)) is gate.copied
+    assert gate.answer(copies(0.5, 0.09)) is gate.plan
+    # two copies and the root: the best two of three
+    few = CopyGate(copied_tokens=3, saved_frac=0.0)
+    assert few.answer(copies(0.3, 0.2, 0.6)) is few.plan
+    assert few.answer(copies(0.3, 0.2, 0.8)) is few.copied
+
+
+def test_the_mean_of_drafted_trees_moves_within_a_turn():
+    gate = CopyGate()
+    gate.observe(finished(3, 3))
+    assert gate.drafted == 1.4 and gate.enough_tok == pytest.approx(0.8 * 2.4 - 1)
+    gate.observe(finished(9, 0))
+    assert gate.drafted == 1.4, "nothing was drafted"
+    gate.reset()
+    assert gate.drafted == 1.0
 
 
 def test_all_decode_losslessly():

@@ -98,7 +98,7 @@ def test_size_observation_on_live_trees(name):
         np.testing.assert_allclose(found, size_expectation(question, parts), rtol=1e-5, atol=1e-6)
         sizes.add(len(question.scores))
 
-    chain = Chain(RandomDepth(seed=2), questions.Watch(policy, look))
+    chain = Chain(RandomDepth(SizePolicy(), 2), questions.Watch(policy, look))
     specdec.decode(pair, PROMPT, chain, 12)
     assert len(sizes) > 2
 
@@ -207,7 +207,7 @@ def test_what_is_refused(tmp_path):
 
 
 def test_random_depths_are_uniform():
-    policy = RandomDepth(seed=1)
+    policy = RandomDepth(SizePolicy(), 1)
     plans = [policy.answer(asked(PLAN)) for _ in range(2400)]
     counts = np.bincount([plan.depth for plan in plans], minlength=13)
     assert counts[0] == 0 and np.abs(counts[1:] - 200).max() < 60

@@ -50,10 +50,6 @@ def test_every_choice_is_written_down_once():
     ]
 
 
-def test_configs_are_checked_and_stay_as_they_are():
+def test_configs_are_checked():
     for bad in ({"gamma": 1.1}, {"epochs": 0}):
         pytest.raises(SpecdecError, dataclasses.replace, radar.PAPER, **bad).match(next(iter(bad)))
-    for configs in CONFIGS.values():
-        for config in configs.values():
-            field = dataclasses.fields(config)[0].name
-            pytest.raises(dataclasses.FrozenInstanceError, setattr, config, field, 1)

@@ -103,7 +103,6 @@ def test_answers_follow_the_logits_and_memory_lasts_one_cycle():
     with torch.no_grad():  # what is trained is what decides
         trained = torch_network(4, 3.0)(torch.from_numpy(states)[None])[0]
     np.testing.assert_allclose(trained, expected, rtol=1e-4, atol=1e-4)
-    assert policy.answer(question(7, states[0])) is False
     assert radar.OURS.policy().temperature is None and radar.OURS.policy().flat_nodes is None
     assert radar.PAPER.policy(temperature=0.5).temperature == 0.5
 

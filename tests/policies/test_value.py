@@ -13,7 +13,7 @@ from specdec import machine
 from specdec.costs.calibrate import measured_answer_ms
 from specdec.errors import SpecdecError
 from specdec.policies.base import load_policy
-from specdec.policies.value import NOTHING, TreeInputs, ValuePolicy, history_after
+from specdec.policies.value import NOTHING, TreeInputs, ValuePolicy, ValueSettings, history_after
 from specdec.replays.replay import replay
 
 
@@ -25,7 +25,7 @@ def trace():
 def test_inputs_by_hand():
     history = history_after(history_after(NOTHING, 4, 3), 1, 3)
     assert history.tolist() == pytest.approx([1 / 8, 4 / 8, 0.8 * 0.5 + 0.2 / 8, 0.0, 1.0])
-    inputs = TreeInputs(2, 1, (0, 1, 3))
+    inputs = TreeInputs(ValueSettings(2, 1, (0, 1, 3)))
     # two nodes, then two children of each
     scores = np.log(np.float32([0.6, 0.3, 0.4, 0.1, 0.2, 0.05]))
     seen = inputs.update(inputs.begin(100, NOTHING), scores, 1)
@@ -37,7 +37,7 @@ def test_inputs_by_hand():
 
 
 def test_inputs_of_a_batch_equal_those_of_one_and_levels_may_be_skipped(trace):
-    inputs, scores = TreeInputs(3, 4, SIZES), trace.trees(3).scores[:5]
+    inputs, scores = TreeInputs(ValueSettings(3, 4, SIZES)), trace.trees(3).scores[:5]
     history = history_after(NOTHING, 4, 3)
     contexts = trace.context_tok[:5]
     growing = inputs.begin(contexts[0], history)
@@ -53,7 +53,7 @@ def test_inputs_of_a_batch_equal_those_of_one_and_levels_may_be_skipped(trace):
             np.testing.assert_allclose(step, batch[0], rtol=1e-6)
     best = np.exp(np.sort(pool[0])[::-1])
     masses = [best[:size].sum() for size in SIZES[1:]]
-    np.testing.assert_allclose(inputs.size_masses(np.exp(pool[0]), 4), masses, rtol=1e-5)
+    np.testing.assert_allclose(batch[0, inputs._sizes], masses, rtol=1e-5)
 
 
 def test_saved_policies_come_back_and_costs_of_another_machine_never_pass_silently(tmp_path, trace):

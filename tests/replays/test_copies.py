@@ -18,7 +18,7 @@ from specdec.errors import SpecdecError
 from specdec.evaluation.tuning import tune_gate
 from specdec.models.ngrams import PROMPT_LOOKUP, CopyOdds, HybridDrafter, NgramConfig, NgramDrafter
 from specdec.policies.base import load_policy
-from specdec.policies.copying import CopyGate
+from specdec.policies.heuristics import CopyGate
 from specdec.replays.copies import copy_odds_of, with_copies
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.replay import replay

@@ -103,9 +103,9 @@ def test_unfit_configs_are_refused(tmp_path):
 
 def test_the_command_reaches_every_field(command, trainers, capsys):
     assert command("ltd", "--preset", "paper", "--restart", "--steps", "640") == 0
-    lengths = {"depth.ppo.total_steps": 640, "size.ppo.total_steps": 640}
     system, config, options = trainers.pop()
-    assert (system, config) == ("ltd", changed(ltd.LAPTOP["paper"], lengths))
+    lengths = (config.depth.ppo.total_steps, config.size.ppo.total_steps)
+    assert (system, lengths) == ("ltd", (640, 640))
     assert options["seed"] == 0 and not options["resume"]
     changes = {"interval": 3, "ppo.pi": (64, 64), "select": True}
     normalised = {"rounds": ltd.ORDERS["4"], "depth.ppo.normalise_observations": True}
@@ -128,12 +128,8 @@ def test_the_command_reaches_every_field(command, trainers, capsys):
         assert trainers.pop()[:2] == (system, expected)
     assert command("ltd", costs="nowhere") == 2
     assert "unknown hardware profile 'nowhere'" in capsys.readouterr().err
-    for system, wrong, message in (
-        ("resps", "interval=0", "interval"),
-        ("radar", "alpha", "name=value"),
-    ):
-        assert command(system, "--set", wrong) == 2 and not trainers
-        assert message in capsys.readouterr().err
+    assert command("resps", "--set", "interval=0") == 2 and not trainers
+    assert "interval" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -194,7 +190,7 @@ def test_ltds_rounds_continue_each_other(tmp_path, untaught):
     random_depth = size.task.others(7)
     assert random_depth.plans[-1] == TreeConfig(21, 4, 3)
     assert len(random_depth.plans) == 4
-    same = ltd.RandomDepth(4, 3, 20, 7)
+    same = ltd.RandomDepth(size.learner, 7)
     depths = [[policy.answer(None).depth for _ in range(9)] for policy in (random_depth, same)]
     assert depths[0] == depths[1]
     assert rounds["iter1"].policies == (rounds["iter0-depth"], rounds["iter1-size"])
@@ -305,8 +301,7 @@ def test_a_sweep_trains_what_is_not_there(tmp_path, monkeypatch):
     table = sweep(on="local", jobs=2)
     names = ["resps-0", "resps-3", "ours-0", "ours-3"]
     assert [name for _, name, _ in trained] == names and placed == [(4, "local", 2)]
-    options_3 = {"preset": "paper", "steps": None, "paper": False, "seed": 3}
-    assert trained[1] == ("resps", "resps-3", options_3)
+    assert trained[1] == ("resps", "resps-3", {"preset": "paper", "seed": 3})
     assert table["folder"].tolist() == [str(tmp_path / name) for name in names]
     assert list(table) == ["system", "seed", "folder", "seconds"]
     assert sweep()["seconds"].tolist() == table["seconds"].tolist()

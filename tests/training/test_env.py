@@ -16,6 +16,7 @@ from stable_baselines3.common.env_checker import check_env as check_for_sb3
 from specdec.core.policy import Chain, Policy, RandomPolicy
 from specdec.core.records import EXTEND, PLAN, SIZE
 from specdec.core.tree_config import TreeConfig
+from specdec.errors import SpecdecError
 from specdec.policies.base import Learned
 from specdec.replays.record import record
 from specdec.replays.replay import replay
@@ -157,6 +158,17 @@ def test_a_partner_observes_every_cycle():
     random = np.random.default_rng(0)
     assert {source.next(random, LIMITS).row for _ in range(40)} == {0, 16}
     assert source.next(random, LIMITS).clock.question_ms == 0.75
+
+
+def test_a_learner_that_is_never_asked_is_refused():
+    class Silent(Toy):
+        def decides(self, question):
+            return False
+
+    for learner in (Silent(), Toy(asked_kind=EXTEND)):
+        learner.plan = TreeConfig(4, 0, 3)  # a root pass alone: no question of EXTEND
+        env = Env(learner, replayed())
+        pytest.raises(SpecdecError, env.reset, seed=0).match("was never asked in 2000 cycles")
 
 
 def row(kept_tok, **laps) -> SimpleNamespace:

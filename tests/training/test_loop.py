@@ -82,11 +82,6 @@ def test_a_run_on_time_or_on_its_text_finds_its_end(tmp_path):
         run.end_at(7)
         assert run.plan["last_step"] == wanted
         assert runs.read_json(tmp_path / name / "plan.json")["last_step"] == wanted
-    stopped = TrainingRun(tmp_path / "d", {"steps": 9})
-    stopped.track({})
-    stopped.stopped = lambda: stopped.step == 2
-    stopped.run(lambda number, factor: None, "test", progress=False)
-    assert stopped.step == 2
 
 
 def test_rates_are_shares_of_their_peaks(tmp_path):

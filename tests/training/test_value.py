@@ -143,13 +143,12 @@ def test_cycles_start_where_replay_says(few):
 
 
 def test_detours_verify_few_nodes():
-    recorder = value._StartRecorder(STATIC, 0.25, seed=1)
+    recorder = value._Detours(STATIC, 0.25, seed=1)
     recorder.reset()
     counts = np.zeros(21)
-    for row in range(8000):
-        question = SimpleNamespace(kind=SIZE, view=SimpleNamespace(row=row), largest=20)
+    for _ in range(8000):
+        question = SimpleNamespace(kind=SIZE, largest=20)
         counts[recorder.answer(question)] += 1
-    assert recorder.rows == list(range(8000)) and len(recorder.histories) == 8000
     assert counts[[5, *range(7, 21)]].sum() == 0
     assert counts[6] == pytest.approx(6000, abs=150)
     assert counts[:5] == pytest.approx([400] * 5, abs=75)
@@ -197,7 +196,7 @@ def test_examples_are_split_by_prompts(trace, examples):
 
 
 def test_the_first_level_of_a_planning_policy(trace):
-    starts = value.cycle_starts(trace, COSTS, STATIC, detours=0, plans=True)
+    starts = value.cycle_starts(trace, COSTS, STATIC, detours=0)
     planning = Examples(trace, random_policy(1, probe="none", plans=True), *starts)
     plain = Examples(trace, random_policy(1, probe="none"), *starts)
     numbers = np.arange(30)
@@ -259,8 +258,8 @@ def quick(monkeypatch):
         network = random_policy(8, seed, most_expansions=deepest).network
         return network, pd.DataFrame({"step": [99, 199]})
 
-    def collect(trace, costs, policy, detours, seed, plans):
-        rows, histories = starts(trace, costs, policy, detours, seed, plans)
+    def collect(trace, costs, policy, detours, seed):
+        rows, histories = starts(trace, costs, policy, detours, seed)
         calls.append(("starts", policy, seed, len(rows)))
         return rows, histories
 
