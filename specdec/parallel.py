@@ -35,10 +35,6 @@ def parallel(
     or "ray://host:port" on a cluster. jobs: how many at once (default: all cores, or all that the
     cluster offers). timed: they measure time, so each has its machine to itself. Every task is
     tried; SpecdecError at the end names the first that failed.
-
-    >>> from functools import partial
-    >>> parallel([partial(pow, 2, exponent) for exponent in range(4)], progress=False)
-    [1, 2, 4, 8]
     """
     tasks = list(tasks)
     place = checked_place(on, jobs)
@@ -66,37 +62,32 @@ def parallel(
     # 3. one sentence for what failed
     failed = [result for result in results if isinstance(result, _Failure)]
     if failed:
-        why = f"{len(failed)} of {len(tasks)} {desc} failed, the first with: {failed[0].reason}"
+        why = f"{len(failed)} of {len(tasks)} {desc} failed, the first with: {failed[0]}"
         raise SpecdecError(f"{why}; the others are kept, and the same call tries these again.")
     return results
 
 
-class _Failure:
-    """Replaces the result of a task that failed."""
-
-    def __init__(self, error: Exception):
-        self.reason = first_line(error).rstrip(".")
+class _Failure(str):
+    """Why a task has no result."""
 
 
 def _attempt(task: Callable[[], Any], environment: dict, folder: str, threads: int | None) -> Any:
     """The task's result in a worker, or the reason why there is none."""
-    os.environ.update(environment)
-    try:
-        if os.path.isdir(folder):
-            os.chdir(folder)  # paths that were given may be relative
-        machine.find_workbook()  # functions beside the notebooks can be imported
-        import torch
+    import torch
 
-        # a single job runs in the caller's process, which keeps its threads
-        usual = torch.get_num_threads()
-        if threads is not None:
-            torch.set_num_threads(threads)
-        try:
-            return task()
-        finally:
-            torch.set_num_threads(usual)
+    os.environ.update(environment)
+    if os.path.isdir(folder):
+        os.chdir(folder)  # paths that were given may be relative
+    machine.find_workbook()  # functions beside the notebooks can be imported
+    # a single job runs in the caller's process, which keeps its threads
+    usual = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads or usual)
+        return task()
     except Exception as error:
-        return _Failure(error)
+        return _Failure(first_line(error).rstrip("."))
+    finally:
+        torch.set_num_threads(usual)
 
 
 def checked_place(on: str | None, jobs: int | None = None) -> str | None:
