@@ -2,7 +2,7 @@
 
 `cst` is continued supervised training of a trained drafter. `hass` on an EAGLE-3 drafter omits the
 distance from the target's features, since its states are not features. `medusa` and `hydra` teach
-their heads the text's tokens; `hydra++`, `block` and `lm` (FastDraft's last stage) the target's
+their heads the text's tokens; `block` and `lm` (FastDraft's last stage) the target's
 distribution. `osd` learns only where the drafter's first choice for served text was wrong.
 `draft_opd` is our reading of an abstract: drafting resumes where verification found errors, and the
 target supervises everything drafted from there, accepted or not.
@@ -56,7 +56,6 @@ OBJECTIVES: dict[str, Objective] = {
     ),
     "medusa": Supervised(LossRules(4), network="medusa"),
     "hydra": Supervised(LossRules(4), network="hydra"),
-    "hydra++": Supervised(LossRules(4), labels="soft", network="hydra++"),
     "lm": Supervised(LossRules(1), labels="soft", network="lm"),
 }
 
@@ -87,7 +86,6 @@ class Settings:
 
     draft_vocab_size: int | None = None  # None: the target's
     intermediate_size: int | None = None  # None: the target's
-    layers: int = 1  # of a block drafter that is fresh or begins as an EAGLE-3 drafter
     fc_norm: str | None = None  # before fc: "each" tap by itself, or "joint"
     learning_rate: float = 0.015
     head_rate: float | None = None  # of AdamW; None: as of Muon

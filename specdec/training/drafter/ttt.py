@@ -292,8 +292,6 @@ def unroll(
 
 def _unroll_heads(network, embedding, features, batch, steps, slots) -> Iterator[Tensor]:
     path = _take(features, slots)
-    if network.config.path == "layer":
-        path = next(unroll(network.prefix, embedding, features, batch, 1, slots))
     stream = F.pad(batch.ids, (0, steps + 1))
     for step in range(min(steps, network.config.num_heads)):
         tokens = stream.gather(1, slots + step + 1)
@@ -314,8 +312,7 @@ def _unroll_layer(network, embedding, features, batch, steps, slots, drafted, de
     config = network.config
     length = batch.ids.shape[1]
     stream = F.pad(batch.ids, (0, steps))  # ends in id 0
-    layers = [network.midlayer, *getattr(network, "layers", {}).values()]
-    memories: list[list[Tensor]] = [[] for _ in layers]
+    memory: list[Tensor] = []
     hidden = network.fuse(features)
     # [B, S, S] 0 where a slot sees an earlier one of its document
     documents = documents_of(batch)
@@ -338,25 +335,22 @@ def _unroll_layer(network, embedding, features, batch, steps, slots, drafted, de
         else:
             tokens = stream.gather(1, at + step + 1)
         x, hidden = network.attention_input(F.embedding(tokens, embedding), hidden)
-        for number, (layer, memory) in enumerate(zip(layers, memories, strict=True)):
-            if number:
-                x = layer.input_layernorm(hidden)
-            # 2. keys of this step, rotated to their stream positions; [B, heads or kv, S or A, D]
-            q, k, v = (part.transpose(1, 2) for part in layer.self_attn.project(x))
-            places = (at + step)[:, None]
-            memory += [rotate(k, cos[places], sin[places]), v.contiguous()]
-            # 3. after the last layer's keys of step 0 only the followed slots are needed
-            if step == 0 and number == len(layers) - 1:
-                q = _take(q, slots[:, None])
-                hidden = _take(hidden, slots)
-                bias = _take(bias, slots)
-                at = slots
-            # 4. one softmax over the text's keys and the own ones
-            places = (at + step)[:, None]
-            q = rotate(q, cos[places], sin[places]).unflatten(1, (config.num_key_value_heads, -1))
-            attended = step_attention(q, bias, *memory)  # [B, kv, heads / kv, S or A, D]
-            attended = attended.permute(0, 3, 1, 2, 4).flatten(2)
-            hidden = (layer if number else network).finish(attended, hidden)
+        # 2. keys of this step, rotated to their stream positions; [B, heads or kv, S or A, D]
+        q, k, v = (part.transpose(1, 2) for part in network.midlayer.self_attn.project(x))
+        places = (at + step)[:, None]
+        memory += [rotate(k, cos[places], sin[places]), v.contiguous()]
+        # 3. after the keys of step 0 only the followed slots are needed
+        if step == 0:
+            q = _take(q, slots[:, None])
+            hidden = _take(hidden, slots)
+            bias = _take(bias, slots)
+            at = slots
+        # 4. one softmax over the text's keys and the own ones
+        places = (at + step)[:, None]
+        q = rotate(q, cos[places], sin[places]).unflatten(1, (config.num_key_value_heads, -1))
+        attended = step_attention(q, bias, *memory)  # [B, kv, heads / kv, A, D]
+        attended = attended.permute(0, 3, 1, 2, 4).flatten(2)
+        hidden = network.finish(attended, hidden)
         yield hidden
         hidden = network.feed_back(hidden.detach() if detach else hidden)
 
