@@ -133,16 +133,14 @@ def code_hash() -> str:
     for folder in folders:
         for path in sorted(folder.rglob("*")):
             if path.is_file() and path.suffix != ".pyc":
-                facts = path.stat()
-                state = facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
-                line = f"{path.relative_to(folder)}\0{_hash_in_state(path, state)}\n"
+                line = f"{path.relative_to(folder)}\0{_hash_since(path, path.stat().st_ctime_ns)}\n"
                 digest.update(line.encode())
     return digest.hexdigest()
 
 
 @functools.lru_cache(maxsize=4096)
-def _hash_in_state(path: Path, state: tuple[int, ...]) -> str:
-    """`file_hash`, cached by the file's state: every run asks for that of 60 MB of weights."""
+def _hash_since(path: Path, changed_ns: int) -> str:
+    """`file_hash`, cached: every run asks for that of 60 MB of weights."""
     return file_hash(path)
 
 

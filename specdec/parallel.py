@@ -7,7 +7,6 @@ the second time. On a cluster all machines must see that folder; SLURM users sta
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,7 +16,6 @@ from specdec import machine, runs
 from specdec.errors import SpecdecError, check_integer, first_line, nearest_name_error
 
 PLACES = ("local", "ray")  # and ray://host:port
-REACH_S = 5.0  # until a cluster that does not answer is given up
 
 
 def parallel(
@@ -107,9 +105,6 @@ def _connect_to_ray(place: str) -> None:
     except ImportError:
         raise SpecdecError("on='ray' needs the package ray; pip install 'specdec[ray]'.") from None
     try:
-        if place != "ray" and not ray.is_initialized():
-            host, _, port = place.removeprefix("ray://").rpartition(":")
-            socket.create_connection((host, int(port)), timeout=REACH_S).close()
         ray.init(None if place == "ray" else place, ignore_reinit_error=True, log_to_driver=False)
     except (OSError, ValueError, RuntimeError) as error:
         why = f"no Ray cluster answers at {place} ({first_line(error)})"

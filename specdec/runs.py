@@ -55,8 +55,8 @@ def workbook() -> Path:
     """The folder of notebooks/ and figures/. SpecdecError without notebooks."""
     notebooks = machine.notebooks_folder()
     if notebooks is None or not (notebooks / "book.yml").is_file():
-        advice = f"--notebooks FOLDER, or in {machine.NOTEBOOKS_VARIABLE}"
-        raise SpecdecError(f"this needs a checkout's notebooks; name their folder with {advice}.")
+        advice = f"name their folder with --notebooks, or in {machine.NOTEBOOKS_VARIABLE}"
+        raise SpecdecError(f"this needs the notebooks of a checkout; {advice}.")
     return notebooks.parent
 
 
@@ -446,27 +446,15 @@ class Shards:
     def write(self, number: int, rows: pd.DataFrame) -> Path:
         return write_table(self.path(number), rows, **self.label)
 
-    def drop(self, first: int) -> None:
-        """Delete the shards numbered `first` and higher."""
-        for number in self.done():
-            if number >= first:
-                self.path(number).unlink()
+    def merge(self) -> pd.DataFrame:
+        """All shards in order as one table, also written as <folder>.parquet; the shards stay.
 
-    def read(self) -> pd.DataFrame:
-        """All shards in order as one table. SpecdecError if there are none."""
-        tables = []
-        for path in map(self.path, self.done()):
-            tables.append(read_table(path))
-            label = json.loads((pq.read_schema(path).metadata or {}).get(b"specdec", b"{}"))
-            if self.label and label and label != plain(self.label):
-                raise SpecdecError(f"{path} belongs to another run; delete it and run again.")
+        SpecdecError if there are none.
+        """
+        tables = [read_table(self.path(number)) for number in self.done()]
         if not tables:
             raise SpecdecError(f"{self.folder} holds no rows yet; run the measurement first.")
-        return pd.concat(tables, ignore_index=True)
-
-    def merge(self) -> pd.DataFrame:
-        """All shards in order as one table, also written as <folder>.parquet; the shards stay."""
-        table = self.read()
+        table = pd.concat(tables, ignore_index=True)
         write_table(self.folder.with_name(f"{self.folder.name}.parquet"), table, **self.label)
         return table
 
