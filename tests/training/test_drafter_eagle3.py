@@ -225,6 +225,7 @@ PASSES = Settings(
     held_out=2,
     held_out_frac=0.4,
     average_frac=0.3,
+    measure_every=3,
 )
 THREE_STEPS = TrainingTimeTest(LossRules(steps=3))
 
@@ -244,10 +245,7 @@ WINDOWS = objective_named("ppow", {"window": 3, "places_per_row": 2})
 @pytest.mark.parametrize(
     ("settings", "objective"), [(TOY, THREE_STEPS), (PASSES, THREE_STEPS), (BEST, WINDOWS)]
 )
-def test_a_killed_run_continues_to_the_same_weights_and_measurements(
-    tmp_path, monkeypatch, settings, objective
-):
-    monkeypatch.setattr(Settings, "is_measured", lambda self, step: step % 3 == 0)
+def test_a_killed_run_continues_to_the_same_weights_and_measurements(tmp_path, settings, objective):
     whole = trained(tmp_path / "whole", settings, objective)
     with killed_at(eagle3.DrafterRun, "step", 5):
         trained(tmp_path / "cut", settings, objective)
@@ -266,7 +264,6 @@ def test_a_killed_run_continues_to_the_same_weights_and_measurements(
 
 
 def test_held_out_text_is_measured_and_the_average_weighs_the_last_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(Settings, "is_measured", lambda self, step: step % 3 == 0)
     weights = []
     step = eagle3.DrafterRun.step
 

@@ -157,7 +157,7 @@ class DrafterRun:
         """One optimiser step, before which the drafter may be measured; a row of the curve."""
         # 1. the measurement
         measured = {}
-        if self.settings.is_measured(number):
+        if number % self.settings.measure_every == 0:
             measured = self.consider(number) or self.measure(self.result)
         # 2. the gradients, moved from the working copy to the float32 weights
         batch = self.objective.collect(self.working, self.target, self.text.batch(number))

@@ -101,6 +101,7 @@ class Settings:
     passes: int | None = None  # over a fixed text; steps is None then
     held_out: int = 0  # at most so many conversations of a fixed text, to measure on
     held_out_frac: float = 0.02
+    measure_every: int = 250  # steps between two measurements
     regenerate_chats: int = 0  # conversations that the target answers anew
     regenerated_frac: float = 0.75  # their share of the training text
     max_new_tokens: int = 256  # of these answers
@@ -116,17 +117,10 @@ class Settings:
         last_step = None if self.average_frac else last_step
         return rate_factor(step, last_step, self.warmup_steps, self.linear_end)
 
-    def is_measured(self, step: int) -> bool:
-        """Whether the drafter is measured before this step: 64, 91, 128, .., two per doubling."""
-        if step < 64:
-            return False
-        half_octave = math.floor(2 * math.log2(step / 64))
-        return half_octave > math.floor(2 * math.log2((step - 1) / 64))
-
 
 @dataclass(frozen=True)
 class Continued(Settings):
-    """Settings for continuing a trained drafter: measured at even intervals, the best weights kept.
+    """Settings for continuing a trained drafter: the best weights on held-out text are kept.
 
     The rate rises over 3 % of the steps, then falls as a cosine to zero.
     """
@@ -138,16 +132,13 @@ class Continued(Settings):
     passes: int | None = 1
     held_out: int = 24
     held_out_frac: float = 0.1
-    measure_every: int = 25  # steps
+    measure_every: int = 25
 
     def rate_factor(self, step: int, last_step: int | None) -> float:
         if last_step is None:
             return 1.0
         rise = min(1.0, (step + 1) / max(1.0, 0.03 * last_step))
         return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / last_step)))
-
-    def is_measured(self, step: int) -> bool:
-        return step % self.measure_every == 0
 
 
 @dataclass(frozen=True)
