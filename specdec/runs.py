@@ -118,6 +118,7 @@ def atomic(path: Path):
         with _disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
+            # the content must be on the disk before its name is
             _flush(temporary)
             os.replace(temporary, path)
     finally:
@@ -140,10 +141,12 @@ def atomic_folder(path: Path):
             yield fresh
             for file in filter(Path.is_file, fresh.rglob("*")):
                 _flush(file)
+            # a folder with content cannot be replaced at once
             if path.exists():
                 os.replace(path, old)
             os.replace(fresh, path)
     finally:
+        # if the second rename failed, the old folder returns
         with suppress(OSError):
             if old.exists() and not path.exists():
                 os.replace(old, path)
@@ -218,6 +221,7 @@ def locked(folder: Path):
 def write_table(path: Path, table: pd.DataFrame, **metadata) -> Path:
     """Write `table` as parquet, atomically; `metadata` (small JSON) goes into its schema."""
     columns = pa.Table.from_pandas(table, preserve_index=False)
+    # pandas keeps its own notes there
     facts = {**(columns.schema.metadata or {}), b"specdec": canonical(metadata)}
     with atomic(path) as temporary:
         pq.write_table(columns.replace_schema_metadata(facts), temporary)
@@ -341,9 +345,11 @@ def start(name: str, config: dict, *, scale: str = "laptop", tie_to_code: bool =
     added to run.json. tie_to_code: False leaves the source out, for trainings that must survive an
     unrelated edit.
     """
+    # 1. the directory of this content
     identity = {"name": plain_name(name), "config": config, "hardware": machine.hardware()}
     key = content_key(**identity, code=machine.code_hash() if tie_to_code else None)
     run = Run(runs_dir(scale) / f"{name}-{key[:12]}", name, scale, key)
+    # 2. one more session of the run
     session = {"started": _now(), "process": os.getpid(), **machine.fingerprint()}
     with locked(run.directory):
         record = {**run.label(), "config": config, "sessions": []}

@@ -29,7 +29,6 @@ from specdec.models.eagle_network import (
     rotate,
     vocabulary_ids,
 )
-from specdec.models.heads import HeadsNetwork
 from specdec.models.small_lm import LMNetwork
 from specdec.training.drafter.objective import (
     FrozenTarget,
@@ -262,14 +261,7 @@ def teach(network, output: TargetOutput, batch: TokenBatch, rules: LossRules) ->
 
 
 def unroll(
-    network: EagleNetwork | HeadsNetwork | LMNetwork,
-    embedding: Tensor,
-    features: Tensor,
-    batch: TokenBatch,
-    steps: int,
-    slots: Tensor | None = None,
-    drafted: Tensor | None = None,
-    detach: bool = False,
+    network, embedding, features, batch, steps: int, slots=None, drafted=None, detach=False
 ) -> Iterator[Tensor]:
     """Yield the drafter's states [B, A, H] (before the final norm) of step 0, 1, ... steps - 1.
 
