@@ -1,8 +1,5 @@
 """The identity of a comparison's row: which method, under which training conditions.
 
-    Method("LTD", terms="equal")                          LTD, equal terms
-    Method("static", terms="default", preset="60,7,10")   default 60,7,10
-
 A `Method` is its name (a str) with the fields it is made of. Tables hold these in the columns
 FIELDS; no code of the package parses a name.
 """
@@ -35,16 +32,14 @@ class Method(str):
     """The name of a method, and the fields it is made of.
 
     system: what decides: a paper's system, a rule, a bound, "static" for a static tree, or any name
-    of the caller's.
-    terms: its training or tuning conditions, a key of TERMS; for a static tree DEFAULT, TUNED,
-    PER_SUITE or GRID, the fastest of the trees that a paper's controller chooses between.
-    preset: which of several: a static tree's numbers, whose GRID, a round of LTD, a file of
-    released weights.
-    trained_on: the costs it learned from. adapted: its transfer from there to other costs: CARRIED
-    unchanged, REPRICED.
+    of the caller's. terms: its training or tuning conditions, a key of TERMS; for a static tree
+    DEFAULT, TUNED, PER_SUITE or GRID, the fastest of the trees that a paper's controller chooses
+    between. preset: which of several: a static tree's numbers, whose GRID, a round of LTD, a file
+    of released weights. trained_on: the costs it learned from. adapted: its transfer from there to
+    other costs: CARRIED unchanged, REPRICED.
 
-    >>> Method("RADAR", terms="paper"), Method("DDD", terms="tuned"), Method("mine").system
-    ('RADAR, the paper's settings', 'DDD, tuned', 'mine')
+    >>> Method("RADAR", terms="paper"), Method("static", terms="default", preset="60,7,10")
+    ('RADAR, the paper's settings', 'default 60,7,10')
     """
 
     system: str

@@ -55,11 +55,10 @@ def cache_folder() -> Path:
 def hardware() -> dict:
     """What is constant on this machine between processes: CPU model and flags, cores, memory."""
     model, flags = _cpu()
-    try:
+    memory_gib = None
+    if hasattr(os, "sysconf"):  # not on Windows
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         memory_gib = round(memory / 2**30, 1)
-    except (AttributeError, ValueError, OSError):  # not on this system
-        memory_gib = None
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": model,
@@ -88,11 +87,7 @@ def speed_facts() -> dict:
 
 
 def short_name(facts: dict) -> str:
-    """Six letters and digits for the machine's speed facts; part of the names of its costs.
-
-    >>> short_name({"cpu": "Z80"}) == short_name({"cpu": "Z80"}) != short_name({"cpu": "6502"})
-    True
-    """
+    """Six letters and digits for the machine's speed facts; part of the names of its costs."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:6]
 
 
@@ -138,16 +133,14 @@ def code_hash() -> str:
     for folder in folders:
         for path in sorted(folder.rglob("*")):
             if path.is_file() and path.suffix != ".pyc":
-                facts = path.stat()
-                state = facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
-                line = f"{path.relative_to(folder)}\0{_hash_in_state(path, state)}\n"
+                line = f"{path.relative_to(folder)}\0{_hash_since(path, path.stat().st_ctime_ns)}\n"
                 digest.update(line.encode())
     return digest.hexdigest()
 
 
 @functools.lru_cache(maxsize=4096)
-def _hash_in_state(path: Path, state: tuple[int, ...]) -> str:
-    """`file_hash`, cached by the file's state: every run asks for that of 60 MB of weights."""
+def _hash_since(path: Path, changed_ns: int) -> str:
+    """`file_hash`, cached: every run asks for that of 60 MB of weights."""
     return file_hash(path)
 
 
@@ -158,11 +151,7 @@ def file_hash(path: Path) -> str:
 
 
 def is_crowded(busy_cpus: float) -> bool:
-    """Whether others keep so many CPUs busy that this process has less than 80 % of its cores.
-
-    >>> is_crowded(0.0)
-    False
-    """
+    """Whether others keep so many CPUs busy that this process has less than 80 % of its cores."""
     return busy_cpus > (1 - ENOUGH_CORES) * usable_cores()
 
 
@@ -170,37 +159,35 @@ class Neighbours:
     """How busy other processes keep this machine, counted since construction."""
 
     def __init__(self):
-        self.begin = self._spent()
+        self.begin = _spent()
 
     def cpus(self) -> float:
         """CPUs kept busy by others since then, on average; NaN if the system does not report it."""
-        all_s, own_s, wall_s = self._since()
-        return max(0.0, all_s - own_s) / wall_s if wall_s else float("nan")
+        everyone, me, clock = (now - then for now, then in zip(_spent(), self.begin, strict=True))
+        return max(0.0, everyone - me) / clock if clock else float("nan")
 
     def crowded(self) -> str:
         """A warning if others left this process less than 80 % of its cores; '' otherwise."""
         busy = self.cpus()
-        if self._since()[2] < SHORTEST_LOOK_S or not is_crowded(busy):
+        if _spent()[2] - self.begin[2] < SHORTEST_LOOK_S or not is_crowded(busy):
             return ""
         return (
             f"other processes keep {busy:.1f} of {usable_cores()} cores busy: decoding is slower "
             "than it could be, and speed-ups measured now are no result."
         )
 
-    def _since(self) -> list[float]:
-        return [now - then for now, then in zip(self._spent(), self.begin, strict=True)]
 
-    @staticmethod
-    def _spent() -> tuple[float, float, float]:
-        """Seconds spent by all processes on all CPUs, by this one, and of the clock."""
-        times = os.times()
-        try:
-            ticks = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-            user, nice, system, _, _, interrupts, soft_interrupts, stolen = map(int, ticks)
-        except (OSError, ValueError):
-            return float("nan"), 0.0, times.elapsed
-        spent = user + nice + system + interrupts + soft_interrupts + stolen
-        return spent / os.sysconf("SC_CLK_TCK"), times.user + times.system, times.elapsed
+def _spent() -> tuple[float, float, float]:
+    """Seconds spent by all processes on all CPUs, by this one, and of the clock."""
+    times = os.times()
+    try:
+        ticks = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    except OSError:
+        return float("nan"), 0.0, times.elapsed
+    # idle time and waiting for disks are not spent
+    user, nice, system, _, _, interrupts, soft_interrupts, stolen = map(int, ticks)
+    spent = user + nice + system + interrupts + soft_interrupts + stolen
+    return spent / os.sysconf("SC_CLK_TCK"), times.user + times.system, times.elapsed
 
 
 def _git(*arguments: str) -> str | None:

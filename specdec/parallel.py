@@ -7,7 +7,6 @@ the second time. On a cluster all machines must see that folder; SLURM users sta
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,7 +16,6 @@ from specdec import machine, runs
 from specdec.errors import SpecdecError, check_integer, first_line, nearest_name_error
 
 PLACES = ("local", "ray")  # and ray://host:port
-REACH_S = 5.0  # until a cluster that does not answer is given up
 
 
 def parallel(
@@ -35,10 +33,6 @@ def parallel(
     or "ray://host:port" on a cluster. jobs: how many at once (default: all cores, or all that the
     cluster offers). timed: they measure time, so each has its machine to itself. Every task is
     tried; SpecdecError at the end names the first that failed.
-
-    >>> from functools import partial
-    >>> parallel([partial(pow, 2, exponent) for exponent in range(4)], progress=False)
-    [1, 2, 4, 8]
     """
     tasks = list(tasks)
     place = checked_place(on, jobs)
@@ -66,37 +60,32 @@ def parallel(
     # 3. one sentence for what failed
     failed = [result for result in results if isinstance(result, _Failure)]
     if failed:
-        why = f"{len(failed)} of {len(tasks)} {desc} failed, the first with: {failed[0].reason}"
+        why = f"{len(failed)} of {len(tasks)} {desc} failed, the first with: {failed[0]}"
         raise SpecdecError(f"{why}; the others are kept, and the same call tries these again.")
     return results
 
 
-class _Failure:
-    """Replaces the result of a task that failed."""
-
-    def __init__(self, error: Exception):
-        self.reason = first_line(error).rstrip(".")
+class _Failure(str):
+    """Why a task has no result."""
 
 
 def _attempt(task: Callable[[], Any], environment: dict, folder: str, threads: int | None) -> Any:
     """The task's result in a worker, or the reason why there is none."""
-    os.environ.update(environment)
-    try:
-        if os.path.isdir(folder):
-            os.chdir(folder)  # paths that were given may be relative
-        machine.find_workbook()  # functions beside the notebooks can be imported
-        import torch
+    import torch
 
-        # a single job runs in the caller's process, which keeps its threads
-        usual = torch.get_num_threads()
-        if threads is not None:
-            torch.set_num_threads(threads)
-        try:
-            return task()
-        finally:
-            torch.set_num_threads(usual)
+    os.environ.update(environment)
+    if os.path.isdir(folder):
+        os.chdir(folder)  # paths that were given may be relative
+    machine.find_workbook()  # functions beside the notebooks can be imported
+    # a single job runs in the caller's process, which keeps its threads
+    usual = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads or usual)
+        return task()
     except Exception as error:
-        return _Failure(error)
+        return _Failure(first_line(error).rstrip("."))
+    finally:
+        torch.set_num_threads(usual)
 
 
 def checked_place(on: str | None, jobs: int | None = None) -> str | None:
@@ -116,9 +105,6 @@ def _connect_to_ray(place: str) -> None:
     except ImportError:
         raise SpecdecError("on='ray' needs the package ray; pip install 'specdec[ray]'.") from None
     try:
-        if place != "ray" and not ray.is_initialized():
-            host, _, port = place.removeprefix("ray://").rpartition(":")
-            socket.create_connection((host, int(port)), timeout=REACH_S).close()
         ray.init(None if place == "ray" else place, ignore_reinit_error=True, log_to_driver=False)
     except (OSError, ValueError, RuntimeError) as error:
         why = f"no Ray cluster answers at {place} ({first_line(error)})"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import errno
 import functools
 import hashlib
 import importlib
@@ -17,7 +16,6 @@ import json
 import os
 import re
 import shutil
-import time
 from collections import UserDict
 from collections.abc import Callable, Collection
 from contextlib import contextmanager, suppress
@@ -35,16 +33,6 @@ from specdec.errors import SpecdecError, check_kind, check_name, first_line, unr
 from specdec.stored import RunFile, read_json, sealed
 
 SCALES = ("laptop", "paper")
-SWEPT_AFTER_S = 3600.0  # age of a temporary file whose process must be dead
-# what to do about a disk error; libraries report a full disk without a number
-ADVICE = {
-    None: "free the disk",
-    errno.ENOSPC: "free the disk",
-    errno.EFBIG: "free the disk",
-    errno.EACCES: "make the folder writable",
-    errno.EPERM: "make the folder writable",
-    errno.EROFS: "make the folder writable",
-}
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -59,9 +47,7 @@ def placed(path: Path | str) -> Path:
     """`path` or, if it does not exist, the same below the results folder or the checkout."""
     path = Path(path).expanduser()
     notebooks = machine.notebooks_folder()
-    places = [path, home() / path]
-    if notebooks is not None:
-        places.append(notebooks.parent / path)
+    places = [path, home() / path, (notebooks or home() / "notebooks").parent / path]
     return next((place for place in places if place.exists()), path)
 
 
@@ -69,18 +55,16 @@ def workbook() -> Path:
     """The folder of notebooks/ and figures/. SpecdecError without notebooks."""
     notebooks = machine.notebooks_folder()
     if notebooks is None or not (notebooks / "book.yml").is_file():
-        where = f"{notebooks} holds no book.yml" if notebooks else "an installed package has none"
-        why = f"this needs the notebooks of a checkout of specdec, and {where}"
-        advice = f"--notebooks FOLDER, or in {machine.NOTEBOOKS_VARIABLE}"
-        raise SpecdecError(f"{why}; name their folder with {advice}.")
+        advice = f"name their folder with --notebooks, or in {machine.NOTEBOOKS_VARIABLE}"
+        raise SpecdecError(f"this needs the notebooks of a checkout; {advice}.")
     return notebooks.parent
 
 
-def workbook_module(name: str) -> Any:
-    """A module of notebooks/workbook. SpecdecError without notebooks."""
+def workbook_module(name: str, package: str = "workbook") -> Any:
+    """A module beside the notebooks, of `workbook` or `experiments`. SpecdecError without them."""
     workbook()
     machine.find_workbook()
-    return importlib.import_module(f"workbook.{name}")
+    return importlib.import_module(f"{package}.{name}")
 
 
 def runs_dir(scale: str = "laptop") -> Path:
@@ -134,6 +118,7 @@ def atomic(path: Path):
         with _disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
+            # the content must be on the disk before its name is
             _flush(temporary)
             os.replace(temporary, path)
     finally:
@@ -153,19 +138,20 @@ def atomic_folder(path: Path):
     try:
         with _disk_errors(path):
             fresh.mkdir(parents=True)
-            _sweep(path.parent)
             yield fresh
             for file in filter(Path.is_file, fresh.rglob("*")):
                 _flush(file)
+            # a folder with content cannot be replaced at once
             if path.exists():
                 os.replace(path, old)
             os.replace(fresh, path)
-            shutil.rmtree(old, ignore_errors=True)
     finally:
+        # if the second rename failed, the old folder returns
         with suppress(OSError):
             if old.exists() and not path.exists():
                 os.replace(old, path)
-        shutil.rmtree(fresh, ignore_errors=True)
+        for folder in (fresh, old):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _flush(file: Path) -> None:
@@ -182,9 +168,8 @@ def _disk_errors(path: Path):
         of_library = type(error).__name__ == "SafetensorError" or "inline_container" in str(error)
         if not isinstance(error, OSError) and not of_library:
             raise
-        advice = ADVICE.get(getattr(error, "errno", None), "check this path")
-        elsewhere = "set SPECDEC_HOME or SPECDEC_CACHE to another folder"
-        why = f"cannot write {path}: {first_line(error)}; {advice} or {elsewhere}"
+        advice = "free the disk, or set SPECDEC_HOME or SPECDEC_CACHE to a writable folder"
+        why = f"cannot write {path}: {first_line(error)}; {advice}"
         raise SpecdecError(f"{why}, then run again (what was written before is intact).") from error
 
 
@@ -236,6 +221,7 @@ def locked(folder: Path):
 def write_table(path: Path, table: pd.DataFrame, **metadata) -> Path:
     """Write `table` as parquet, atomically; `metadata` (small JSON) goes into its schema."""
     columns = pa.Table.from_pandas(table, preserve_index=False)
+    # pandas keeps its own notes there
     facts = {**(columns.schema.metadata or {}), b"specdec": canonical(metadata)}
     with atomic(path) as temporary:
         pq.write_table(columns.replace_schema_metadata(facts), temporary)
@@ -247,8 +233,7 @@ def read_table(path: Path) -> pd.DataFrame:
     try:
         return pd.read_parquet(path)
     except (OSError, ValueError) as error:
-        missing = "run the notebook that writes it first"
-        raise unreadable(path, error, "parquet", "delete it and run again", missing) from error
+        raise unreadable(path, error, "parquet", "delete it and run again") from error
 
 
 def read_yaml(path: Path):
@@ -259,8 +244,7 @@ def read_yaml(path: Path):
         reason = " ".join(str(error).split())  # it has several lines
         raise SpecdecError(f"{path} cannot be read as YAML ({reason}); correct it.") from error
     except (OSError, UnicodeDecodeError, RecursionError) as error:
-        missing = "check the path, or run from a checkout of specdec"
-        raise unreadable(path, error, "YAML", "correct it", missing) from error
+        raise unreadable(path, error, "YAML", "correct it") from error
 
 
 class Table(UserDict):
@@ -320,52 +304,33 @@ def configured(config, cls, settings: dict):
 
     So a function with many settings accepts both `f(x, Config(seed=1))` and `f(x, seed=1)`.
     SpecdecError for a setting that `cls` lacks.
-
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class Config:
-    ...     seed: int = 0
-    ...     limit: int = 4
-    >>> configured(Config(limit=2), Config, {"seed": 1})
-    Config(seed=1, limit=2)
     """
     check_kind("config", config, cls | None)
     fields = [field.name for field in dataclasses.fields(cls)]
     for name in settings:
         check_name("setting", name, fields)
-    whole = dataclasses.replace(cls() if config is None else config, **settings)
+    updated = dataclasses.replace(cls() if config is None else config, **settings)
     for name, hint in get_type_hints(cls).items():
-        check_kind(name, getattr(whole, name), hint)
-    return whole
+        check_kind(name, getattr(updated, name), hint)
+    return updated
 
 
 def with_settings(config: Any, without: Collection[str] = ()) -> Callable[[Function], Function]:
     """A decorator: the signature of a function that ends in `**settings` lists every setting.
 
-    config: the dataclass with the settings as fields, or an instance, whose values are then the
-    defaults. without: fields that the function does not take. The function itself is unchanged.
-
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class Config:
-    ...     seed: int = 0
-    >>> @with_settings(Config)
-    ... def draw(config: Config | None = None, **settings): ...
-    >>> str(inspect.signature(draw))
-    "(config: 'Config | None' = None, *, seed: 'int' = 0)"
+    config: the dataclass with the settings as fields, or an instance with the defaults. without:
+    fields that the function does not take. The function itself is unchanged.
     """
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
         parameters = list(signature.parameters.values())[:-1]  # without **settings
         names = {parameter.name for parameter in parameters} | set(without)
-        kind = inspect.Parameter.KEYWORD_ONLY
-        for field in dataclasses.fields(config):
-            # fields with a default factory have no class attribute
-            default = getattr(config, field.name, field.default)
-            if default is dataclasses.MISSING and callable(field.default_factory):
-                default = field.default_factory()
+        cls = config if isinstance(config, type) else type(config)
+        for field in inspect.signature(cls).parameters.values():
             if field.name not in names:
-                shown = inspect.Parameter(field.name, kind, default=default, annotation=field.type)
-                parameters.append(shown)
+                default = getattr(config, field.name, field.default)
+                parameters.append(field.replace(kind=field.KEYWORD_ONLY, default=default))
         function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return function
 
@@ -380,15 +345,16 @@ def start(name: str, config: dict, *, scale: str = "laptop", tie_to_code: bool =
     added to run.json. tie_to_code: False leaves the source out, for trainings that must survive an
     unrelated edit.
     """
+    # 1. the directory of this content
     identity = {"name": plain_name(name), "config": config, "hardware": machine.hardware()}
     key = content_key(**identity, code=machine.code_hash() if tie_to_code else None)
     run = Run(runs_dir(scale) / f"{name}-{key[:12]}", name, scale, key)
+    # 2. one more session of the run
     session = {"started": _now(), "process": os.getpid(), **machine.fingerprint()}
     with locked(run.directory):
         record = {**run.label(), "config": config, "sessions": []}
         if run.path("run.json").is_file():
             record = run.record()
-        _sweep(run.directory)
         sessions = [*record["sessions"], session]
         write_json(run.path("run.json"), {**record, "sessions": sessions, "finished": None})
     return run
@@ -427,14 +393,6 @@ class Run:
     scale: str
     key: str
 
-    def __repr__(self) -> str:
-        """One line: a notebook's last cell shows it."""
-        record = found(self.path("run.json"))
-        state = "finished" if record.get("finished") else "not finished"
-        results = record.get("results") or {}
-        text = ", ".join([state, *(f"{name} {value}" for name, value in results.items())])
-        return f"run {self.directory.name} ({self.scale}): {text}"
-
     def label(self) -> dict:
         """The provenance stored in every file of this run."""
         return {"name": self.name, "scale": self.scale, "key": self.key}
@@ -460,17 +418,10 @@ class Run:
 
     def finish(self, **results) -> Run:
         """Record the end of the run, and any `results` worth reading without opening a table."""
-        state = {name: value for name, value in machine.torch_state().items() if value is not None}
         with locked(self.directory):
             record = self.record()
             # torch may have been imported, or its threads set, since the session began
-            sessions = [
-                session
-                for session in record["sessions"]
-                if session.get("process", os.getpid()) == os.getpid()
-            ]
-            if sessions:
-                sessions[-1].update(state)
+            record["sessions"][-1].update(machine.torch_state())
             write_json(self.path("run.json"), {**record, "finished": _now(), "results": results})
         return self
 
@@ -501,37 +452,17 @@ class Shards:
     def write(self, number: int, rows: pd.DataFrame) -> Path:
         return write_table(self.path(number), rows, **self.label)
 
-    def drop(self, first: int) -> None:
-        """Delete the shards numbered `first` and higher."""
-        for number in self.done():
-            if number >= first:
-                self.path(number).unlink()
+    def merge(self) -> pd.DataFrame:
+        """All shards in order as one table, also written as <folder>.parquet; the shards stay.
 
-    def read(self) -> pd.DataFrame:
-        """All shards in order as one table. SpecdecError if there are none."""
-        tables = []
-        for path in map(self.path, self.done()):
-            tables.append(read_table(path))
-            label = json.loads((pq.read_schema(path).metadata or {}).get(b"specdec", b"{}"))
-            if self.label and label and label != plain(self.label):
-                raise SpecdecError(f"{path} belongs to another run; delete it and run again.")
+        SpecdecError if there are none.
+        """
+        tables = [read_table(self.path(number)) for number in self.done()]
         if not tables:
             raise SpecdecError(f"{self.folder} holds no rows yet; run the measurement first.")
-        return pd.concat(tables, ignore_index=True)
-
-    def merge(self) -> pd.DataFrame:
-        """All shards in order as one table, also written as <folder>.parquet; the shards stay."""
-        table = self.read()
+        table = pd.concat(tables, ignore_index=True)
         write_table(self.folder.with_name(f"{self.folder.name}.parquet"), table, **self.label)
         return table
-
-
-def _sweep(folder: Path) -> None:
-    """Remove temporary files of killed processes; recent ones may still be written."""
-    for path in list(folder.rglob(".*.tmp")):
-        with suppress(OSError):  # another process may be faster, or own the folder
-            if time.time() - path.stat().st_mtime > SWEPT_AFTER_S:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _now() -> str:

@@ -17,7 +17,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from typing_extensions import TypedDict  # typing's own lacks what pydantic needs before Python 3.12
 
 from specdec import machine
-from specdec.errors import SpecdecError, check_text, first_line, unreadable
+from specdec.errors import SpecdecError, first_line, unreadable
 
 CHECKSUM = "checksum"  # of the file itself
 FILES = "files"  # sha256 of associated files, by their paths below its folder
@@ -173,17 +173,11 @@ def read_text(path: Path, advice: str) -> str:
 
 
 def json_line(text: str, where: str, advice: str) -> Any:
-    """The JSON of one line. where: file and line.
-
-    SpecdecError if it is invalid, nested too deeply, or cut inside a character.
-    """
+    """The JSON of one line; SpecdecError if it is invalid. where: file and line."""
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SpecdecError(f"{where}: not valid JSON ({first_line(error)}); {advice}.") from None
-    if "\\ud" in text.lower():
-        check_text(f"{where}: the line", json.dumps(value, ensure_ascii=False))
-    return value
 
 
 def sealed(record: dict, folder: Path, files=()) -> dict:

@@ -5,6 +5,7 @@ import math
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fakes.refusals import refusal
 from fakes.traces import round_costs, synthetic_trace
@@ -48,21 +49,25 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path):
     assert first_line(several_lines) == "a field is wrong: expected int"
 
 
-@pytest.mark.parametrize(
-    "code, advice",
-    [
-        (errno.ENOSPC, "free the disk"),
-        (errno.EROFS, "make the folder writable"),
-        (errno.ENAMETOOLONG, "check this path"),
-    ],
-)
-def test_advice_fits_the_disk_error(tmp_path, code, advice):
+def test_a_disk_error_names_the_file_and_the_way_out(tmp_path):
     def write():
         with runs.atomic(tmp_path / "file"):
-            raise OSError(code, "planted")
+            raise OSError(errno.EROFS, "planted")
 
     sentence = refusal(write)
-    assert f"{tmp_path / 'file'}: [Errno {code}] planted; {advice} or set SPECDEC_HOME" in sentence
+    assert f"{tmp_path / 'file'}: [Errno {errno.EROFS}] planted; free the disk" in sentence
+
+
+@door
+def double(number: int, name: str | None = None, *more: int) -> int:
+    return 2 * number
+
+
+def test_a_door_refuses_what_its_annotations_exclude():
+    assert double(2) == double(np.int64(2), "x", 3) == 4
+    assert refusal(double, "2") == "number of double() must be int, got the str '2'."
+    for wrong in ((True,), (2.0,), (2, 3)):
+        assert "of double() must be" in refusal(double, *wrong)
 
 
 def test_numbers_out_of_range_are_refused():

@@ -57,19 +57,6 @@ def test_the_guide_names_files_that_exist():
         assert list(ROOT.glob(name.rstrip("/").replace("NAME", "*"))), name
 
 
-def test_links_lead_somewhere_and_broken_ones_are_noticed(tmp_path):
+def test_links_lead_somewhere_and_phrases_to_avoid_are_not_used():
     assert not links.broken(ROOT)
-    text = "# One `two`\n[x](b.md) [y](#one-two) [z](#three) [w](c.md#one) [v](c.md#row)"
-    (tmp_path / "a.md").write_text(f'{text} `[no](code.md)` [<img src="d.png">](c.md)\n')
-    (tmp_path / "c.md").write_text('# Two\n<a id="row"></a>\n')
-    assert links.broken(tmp_path) == ["a.md: b.md", "a.md: #three", "a.md: c.md#one", "a.md: d.png"]
-
-
-def test_phrases_to_avoid_are_not_used_and_are_noticed(tmp_path):
     assert not words.avoided(ROOT)
-    (tmp_path / "specdec").mkdir()
-    (tmp_path / "a.md").write_text("At\nhand; `whoever`.\n\n```\nneed be\n```\nIt goes on.\n")
-    (tmp_path / "specdec" / "b.py").write_text('x = "for good"\n"""One.\n\nSomebody."""\n')
-    places = sorted(line.partition(" (")[0] for line in words.avoided(tmp_path))
-    expected = ["a.md:1: At hand", "a.md:7: goes on"]
-    assert places == [*expected, "specdec/b.py:1: for good", "specdec/b.py:4: Somebody"]

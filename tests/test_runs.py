@@ -111,27 +111,21 @@ def test_shards_are_kept_apart_and_merged_in_order(home):
     assert shards.done() == [3, 12, 100]
     assert shards.merge()["number"].tolist() == [3, 12, 100]
     assert run.read_table("prompts")["number"].tolist() == [3, 12, 100]
-    shards.drop(12)
-    assert shards.read()["number"].tolist() == [3]
-    other = runs.start("other", {}).shards("prompts")
-    other.write(4, ROWS).rename(shards.path(4))
-    assert "another run" in refusal(shards.read)
+    shards.write(4, ROWS)
     shards.path(4).rename(shards.folder / "part-x.parquet")
-    assert "part-x.parquet" in refusal(shards.read)
+    assert "part-x.parquet" in refusal(shards.merge)
 
 
 def test_find_lists_finished_runs_newest_first(home, monkeypatch):
     times = iter(f"2026-01-01T00:00:0{second}+00:00" for second in range(9))
     monkeypatch.setattr(runs, "_now", lambda: next(times))
-    old, new, unfinished = (runs.start("evaluate", {"seed": seed}) for seed in range(3))
+    old, new, _ = (runs.start("evaluate", {"seed": seed}) for seed in range(3))
     runs.start("evaluate-other", {}).finish()
     old.finish()
     new.finish(tau=3.5)
     ours = [run for run in runs.find("evaluate") if run.directory.is_relative_to(home)]
     assert ours == [new, old]
     assert new.record()["results"] == {"tau": 3.5}
-    assert repr(new).endswith("(laptop): finished, tau 3.5")
-    assert repr(unfinished).endswith("not finished")
 
 
 def full_disk(*_, **__):
@@ -188,15 +182,7 @@ def start_often(number: int) -> None:
         runs.start("shared", {}).finish(number=number)
 
 
-def test_leftovers_of_a_killed_process_are_swept_and_no_session_is_lost(home):
-    run = runs.start("evaluate", {})
-    old = run.path(".old.parquet.1.tmp")
-    young = run.path(".young.parquet.2.tmp")
-    for path in (old, young):
-        path.write_text("half a file")
-    os.utime(old, (0, 0))
-    runs.start("evaluate", {})
-    assert not old.exists() and young.exists()
+def test_no_session_is_lost(home):
     processes = [child(start_often, number) for number in range(3)]
     assert [ended(process) for process in processes] == [0, 0, 0]
     record = runs.find("shared")[0].record()

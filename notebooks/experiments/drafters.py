@@ -26,20 +26,24 @@ from specdec.evaluation.methods import AUTOREGRESSIVE, DraftedBy
 from specdec.models.eagle_network import vocabulary_ids
 from specdec.models.load import load_drafter, load_pair
 from specdec.parallel import parallel
-from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import (
-    Regeneration,
     conversation_document,
     cut,
     lay_out,
     regenerate,
+    split,
+    token_batch,
 )
-from specdec.training.drafter.eagle3 import OnlineConfig, OnlineDrafter, train_drafter
+from specdec.training.drafter.eagle3 import (
+    OnlineConfig,
+    OnlineDrafter,
+    draft_accuracy,
+    train_drafter,
+)
 from specdec.training.drafter.networks import load_network, load_target
 from specdec.training.drafter.objective import FrozenTarget, Objective
 from specdec.training.drafter.ppow import roll_out, window_starts
 from specdec.training.drafter.presets import Budget, Settings
-from specdec.training.drafter.texts import split, token_batch
 from specdec.training.loop import compute_dtype
 
 # the drafter from which all continue
@@ -191,16 +195,16 @@ def chain_rows(
 
     The target writes its greedy answer to each of `prompts` (the first turn) once, kept in
     `folder`; then a forward of the drafter along it says what chains of `drafts` tokens would have
-    had accepted (`accuracy.draft_accuracy`). Exact but for near-ties of the target, which writes in
+    had accepted (`eagle3.draft_accuracy`). Exact but for near-ties of the target, which writes in
     its training's dtype.
     """
     # 1. the target's answers
     model, tokenizer = load_target(target, Budget().place())
     empty = {"role": "assistant", "content": ""}
     asked = [[{"role": "user", "content": item.turns[0]}, empty] for item in prompts]
-    how = Regeneration(greedy_frac=1.0, max_new_tokens=max_new_tokens)
+    how = {"folder": folder, "greedy_frac": 1.0, "max_new_tokens": max_new_tokens}
     answered = {}
-    for chat in regenerate(model, tokenizer, asked, how, folder=folder):
+    for chat in regenerate(model, tokenizer, asked, **how):
         answered[chat[0]["content"]] = chat
     # 2. the drafters along them
     dtype = compute_dtype(torch.device(model.device))
@@ -339,10 +343,9 @@ def window_facts(
 def _greedy_facts(frozen: FrozenTarget, network, batch, slots, window: int) -> dict:
     """accepted_tok and nabla of the greedy window at each slot."""
     batch = replace(batch, output=frozen(batch))
-    nothing = torch.full((*slots.shape, window), -1, device=slots.device)
-    options = (frozen.embedding, batch, slots, nothing, lambda logits: logits.argmax(-1))
+    options = (frozen.embedding, batch, slots, window, lambda logits: logits.argmax(-1))
     drafted, logits = roll_out(network, *options)
-    of_target = frozen.continued(batch, slots, drafted)
+    of_target, _ = frozen.continued(batch, slots, drafted)
     log_p = of_target.log_softmax(-1)[..., vocabulary_ids(network)]
     log_ratio = (log_p - logits.log_softmax(-1)).gather(-1, logits.argmax(-1, keepdim=True))
     log_ratio = log_ratio.squeeze(-1)

@@ -14,7 +14,7 @@ from specdec import runs
 from specdec.data.suites import conversation, gather
 from specdec.models.load import shipped_folder
 from specdec.training.drafter import eagle3, networks, presets
-from specdec.training.drafter.chats import Regeneration, conversation_document
+from specdec.training.drafter.chats import conversation_document
 
 from experiments import drafters
 from experiments.drafters import compare_tau, speed_by_accepted
@@ -131,8 +131,8 @@ def test_chains_that_cannot_be_judged_are_left_out(exact, tmp_path, monkeypatch)
     asked = []
     items = gather({"mine": ["What is 2 + 3?", "Say nothing."]})
 
-    def regenerate(model, tokenizer, chats, how, *, folder):
-        asked.append((how, folder))
+    def regenerate(model, tokenizer, chats, **how):
+        asked.append(how)
         (first, answer), (second, empty) = chats
         return [[second, empty], [first, answer | {"content": "2 + 3 = 5"}]]
 
@@ -140,7 +140,7 @@ def test_chains_that_cannot_be_judged_are_left_out(exact, tmp_path, monkeypatch)
     folder = shipped_folder("tiny") / "drafter"
     trained = {("start", 0): folder, ("again", 4): folder}
     rows = drafters.chain_rows("tiny", trained, items, folder=tmp_path, max_new_tokens=9)
-    assert asked == [(Regeneration(greedy_frac=1.0, max_new_tokens=9), tmp_path)]
+    assert asked == [{"folder": tmp_path, "greedy_frac": 1.0, "max_new_tokens": 9}]
     first, again = rows.to_dict("records")
     assert 0 < first["cycles"] <= first["cycle_tok"]
     assert (first["drafter"], first["prompt"], first["method"]) == ("start", "mine/0", "chain")

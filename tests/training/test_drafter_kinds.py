@@ -14,18 +14,22 @@ import specdec
 from specdec.core.decode import autoregress, decode
 from specdec.core.policy import Static
 from specdec.evaluation.lossless import audit
-from specdec.training.drafter.accuracy import draft_accuracy
-from specdec.training.drafter.eagle3 import OnlineConfig, OnlineDrafter, train_drafter
+from specdec.training.drafter.eagle3 import (
+    OnlineConfig,
+    OnlineDrafter,
+    draft_accuracy,
+    train_drafter,
+)
 from specdec.training.drafter.networks import load_network, new_network
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
-from specdec.training.drafter.presets import OBJECTIVES, Settings, objective_named
+from specdec.training.drafter.presets import OBJECTIVES, Settings
 from specdec.training.drafter.ttt import LossRules, TrainingTimeTest, unroll
 
 SETTINGS = Settings(100, steps=30, batch=2, length=48, warmup_steps=2, learning_rate=0.02, passes=1)
 CHAIN = Static(4, 2, 1)
 CHAT = [{"role": "user", "content": "Tell me a story about a fox."}]
 # objectives that train a network of their own kind
-FRESH = ("block", "eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")
+FRESH = ("block", "eagle1", "griffin", "medusa", "hydra", "lm")
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +75,15 @@ def test_a_slot_knows_nothing_of_what_follows(scene, name):
         assert not torch.allclose(logits(read)[step], before[step])
 
 
-KINDS = [("eagle3", 1), ("block", 2), *((name, 1) for name in FRESH)]
+KINDS = ("eagle3", *FRESH)
 
 
-@pytest.mark.parametrize(("name", "layers"), KINDS)
-def test_a_drafter_is_taught_and_decodes(tmp_path, name, layers):
+@pytest.mark.parametrize("name", KINDS)
+def test_a_drafter_is_taught_and_decodes(tmp_path, name):
     # 1. taught
     model, tokenizer = chat_target()
     objective = OBJECTIVES.get(name, TrainingTimeTest(LossRules(3)))
-    how = dict(objective=objective, settings=replace(SETTINGS, layers=layers))
+    how = dict(objective=objective, settings=SETTINGS)
     folder = train_drafter((model, tokenizer), CHATS, out_dir=tmp_path, **how)
     losses = curve_of(tmp_path)["loss"]
     assert losses.tail(5).mean() < losses.head(5).mean()
@@ -121,18 +125,18 @@ def test_a_step_reads_the_newest_tokens(monkeypatch):
     config = OnlineConfig(every=2, longest=6, learning_rate=0.5)
     online = OnlineDrafter(random_pair(seed=3), config=config)
     assert online.run.settings == Settings(muon=False, learning_rate=0.5)
-    assert online.run.objective == objective_named("osd")
+    assert online.run.objective == OBJECTIVES["osd"]
     steps = []
 
-    def step(number, factor):
-        steps.append((number, factor, online.batch(number)))
+    def step(number):
+        steps.append((number, online.batch(number)))
         return {"loss": number}
 
     monkeypatch.setattr(online.run, "step", step)
     assert online.learn(list(range(10, 14)), 3) == {"loss": 0}
     assert online.learn(list(range(10, 20)), 6) == {"loss": 1}
-    (_, factor, short), (number, _, newest) = steps
-    assert (factor, number, online.steps) == (1.0, 1, 2)
+    (_, short), (number, newest) = steps
+    assert (number, online.steps) == (1, 2)
     assert short.ids.tolist() == [[10, 11, 12, 13]] and short.loss_mask.tolist() == [[0, 0, 0, 1]]
     assert newest.ids.tolist() == [[14, 15, 16, 17, 18, 19]] and newest.step == 1
     assert newest.loss_mask.tolist() == [[0, 0, 1, 1, 1, 1]]

@@ -50,9 +50,8 @@ def test_advantages_and_clipped_gains_by_hand():
     # 0.893 eight times has a mean that differs from it in float32
     assert not group_advantages(torch.full((1, 24), 0.893), 8, 1e-6).any()
     ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.0]).log()
-    gain, clipped = ppow_module.clipped_gain(ratio, torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0]), 0.2)
+    gain = ppow_module.clipped_gain(ratio, torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0]), 0.2)
     assert gain.tolist() == pytest.approx([1.2, -1.5, 0.5, -0.8, 2.0])
-    assert clipped.tolist() == [True, False, False, True, False]
 
 
 def test_criticality_and_window_places_by_hand():
@@ -72,40 +71,20 @@ def test_criticality_and_window_places_by_hand():
         assert ppow_module.window_starts(batch, 2)[0].nonzero().flatten().tolist() == begins
 
 
-def test_rewards_and_verification_by_hand():
+def test_rewards_and_divergences_by_hand():
     measured = Ppow(window=2, reward="measured", speedups=(0.5, 1.0, 3.0))
     for config, accepted, reward in (
         (Ppow(), 3.0, 3 / 1.36),  # k / (k gamma + 1)
         (Ppow(), 10.0, 10 / 2.2),
-        (Ppow(reward="raw"), 3.0, 3.0),
-        (measured, 1.5, 2.0),
+        (measured, 0.0, 0.5),
         (measured, 2.0, 3.0),
         (Ppow(reward="none"), 3.0, 0.0),
     ):
         assert float(config._speed_reward(torch.tensor(accepted))) == pytest.approx(reward)
-    logits = log(0.5, 0.3, 0.2).expand(1, 1, 3, 3)
-    drafted = torch.tensor([[[0, 1, 0]]])
-    log_p, log_q = log(0.5, 0.3, 0.5)[None, None], log(0.25, 0.6, 0.5)[None, None]
-    # accepted with probabilities 1, 1/2, 1
-    accepted, none = Ppow(verify="expected")._verify(logits, drafted, log_p, log_q, None)
-    assert (float(accepted), float(none)) == (pytest.approx(2.0), 0)
-    assert float(Ppow(verify="greedy")._verify(logits, drafted, log_p, log_q, None)[0]) == 1
-    generator = torch.Generator().manual_seed(0)
-    many = (part.expand(1, 4000, *part.shape[2:]) for part in (logits, drafted, log_p, log_q))
-    sampled = Ppow()._verify(*many, generator)[0]
-    assert set(sampled.unique().tolist()) == {1.0, 3.0}
-    assert float(sampled.mean()) == pytest.approx(2.0, abs=0.05)
-
-
-def test_divergences_by_hand():
     p, q = log(0.5, 0.25), log(0.25, 0.75)
-    # the middle of (0.5, 0.25, 0.25) and (0.25, 0.75, 0) is (0.375, 0.5, 0.125)
-    terms = (0.25, 0.375), (0.75, 0.5), (0.5, 0.375), (0.25, 0.5), (0.25, 0.125)
     expected = {
         "reverse_kl": 0.25 * math.log(0.5) + 0.75 * math.log(3),
         "forward_kl": 2 / 3 * math.log(8 / 3) + 1 / 3 * math.log(4 / 9),
-        "tv": 1 - 0.25 - 0.25,
-        "jsd": sum(0.5 * chance * math.log(chance / middle) for chance, middle in terms),
     }
     for name, value in expected.items():
         assert float(divergence(name, q, p)) == pytest.approx(value), name
@@ -115,14 +94,11 @@ def test_measures_of_windows_by_hand():
     usable = torch.tensor([[True, True], [True, False]])
     rewards = torch.tensor([[1.0, 1.0, 2.0, 4.0], [3.0, 3.0, 9.0, 9.0]])
     accepted = torch.tensor([[1.0, 0.0, 2.0, 3.0], [0.0, 0.0, 9.0, 9.0]])
-    log_p = torch.tensor([0.5, 0.25]).log().expand(2, 4, 3, 2)
-    windows = Windows(None, None, None, log_p, None, accepted, rewards, usable, None)
-    none = torch.tensor([[0.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
-    near = torch.tensor([[0.0, 0.5, 0.0, 0.0], [0.5, 0.0, 0.5, 0.5]])
-    expected = dict(reward=14 / 6, accepted_tok=1.0, none_frac=0.5, proximity_frac=2 / 6)
-    expected |= dict(paid_frac=2 / 3, epsilon=2.0, zero_variance_frac=2 / 3)
-    expected |= dict(missing_mass_frac=0.25, hard_frac=0.75, windows=6)
-    assert Ppow(group=2)._measures(windows, none, near, 0.75) == pytest.approx(expected)
+    windows = Windows(None, None, None, None, None, accepted, rewards, usable, None)
+    near = torch.tensor([[False, True, False, False], [True, False, True, True]])
+    expected = dict(reward=14 / 6, accepted_tok=1.0, proximity_frac=2 / 6)
+    expected |= dict(epsilon=2.0, zero_variance_frac=2 / 3)
+    assert Ppow(group=2)._measures(windows, near) == pytest.approx(expected)
 
 
 def chat_network(model, dtype=torch.float32, kept=48) -> EagleNetwork:
@@ -155,8 +131,8 @@ def scene():
 
 
 def drafted_from(network, target, batch, slots, window=4):
-    free = torch.full((*slots.shape, window), -1)
-    return roll_out(network, target.embedding, batch, slots, free, lambda logits: logits.argmax(-1))
+    greedy = lambda logits: logits.argmax(-1)  # noqa: E731
+    return roll_out(network, target.embedding, batch, slots, window, greedy)
 
 
 def text_before(batch, row: int, slot: int):
@@ -186,22 +162,20 @@ def test_the_target_verifies_windows_as_if_each_stood_alone_and_greedy_ones_are_
     slots = torch.tensor([[1, 4, 4, 12], [9, 17, 3, 3]])
     torch.manual_seed(1)
     drafted = torch.randint(3, 60, (2, 4, 3))
-    logits = target.continued(batch, slots, drafted)
+    logits, caches = target.continued(batch, slots, drafted)
     for row, window in itertools.product(range(2), range(4)):
         ids = torch.cat((text_before(batch, row, int(slots[row, window])), drafted[row, window]))
         with torch.no_grad():
             alone = model(ids[None]).logits[0, -4:-1]
         torch.testing.assert_close(logits[row, window], alone, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(target.continued(batch, slots, drafted[..., :1]), logits[:, :, :1])
+    shorter, _ = target.continued(batch, slots, drafted[..., :1])
+    torch.testing.assert_close(shorter, logits[:, :, :1])
     # the same with the target's own greedy windows, where they are needed
-    needed, caches = torch.tensor([[True, True], [False, True]]), []
-    slots = torch.tensor([[1, 12], [3, 17]])
-    of_text = ppow_module.text_windows(batch, slots, 4)
-    first = target.continued(batch, slots, of_text, caches)
-    tokens, along = target.greedy(batch, slots, first, caches, needed)
+    needed = torch.tensor([[True, True, False, True], [False, True, True, True]])
+    tokens, along = target.greedy(batch, slots, logits, caches, needed)
     assert not tokens[1, 0].any() and not along[1, 0].any()
     torch.testing.assert_close(along.argmax(-1), tokens)
-    again = target.continued(batch, slots, tokens)
+    again, _ = target.continued(batch, slots, tokens)
     torch.testing.assert_close(again[needed], along[needed], rtol=1e-4, atol=1e-4)
 
 
@@ -209,39 +183,41 @@ def test_proximity_is_paid_by_the_distance_to_the_targets_own_window(scene):
     _, network, target, batch = scene
     near = {}
     for epsilon in (-1e9, 8.0, 1e9):
-        config = Ppow(window=3, group=4, eta=0.25, epsilon=epsilon, reward="raw", places_per_row=3)
+        config = Ppow(window=3, group=4, eta=0.25, epsilon=epsilon, places_per_row=3)
         windows, measures = config.collect(network, target, batch).collected
-        near[epsilon] = windows.rewards - windows.accepted
+        near[epsilon] = windows.rewards - config._speed_reward(windows.accepted)
         paid = float((near[epsilon] > 0).float().mean())
         assert measures["proximity_frac"] == pytest.approx(paid)
     none = windows.accepted == 0
     assert none.any() and not near[-1e9].any() and torch.equal(near[1e9], 0.25 * none)
     # the distance anew, from the windows of the last one
-    caches: list = []
-    logits = target.continued(batch, windows.slots, windows.drafted, caches)
+    logits, caches = target.continued(batch, windows.slots, windows.drafted)
     tokens, along = target.greedy(batch, windows.slots, logits, caches, none | ~none)
     best = ppow_module.token_log_probs(along, tokens).sum(-1)
     drafted = ppow_module.token_log_probs(logits, windows.drafted).sum(-1)
     assert torch.equal(near[8.0], 0.25 * (none & (best - drafted < 8.0)))
+    # a first token that the target likes more than the drafter is never rejected
+    of_target = windows.log_p[..., 0, :].gather(-1, windows.columns[..., :1])[..., 0]
+    assert not (none & (of_target >= windows.log_q[..., 0])).any()
 
 
 def test_epsilon_is_measured_so_that_a_fifth_is_paid(scene):
-    _, network, target, batch = scene
+    model, _, target, batch = scene
+    network = chat_network(model)
     batches = [replace(batch, step=step) for step in range(6)]
     shape = dict(window=3, group=4, places_per_row=8, epsilon=None)
-    objective = Ppow(**shape).measured(network, target, iter(batches))
+    objective = Ppow(**shape).prepare(network, target, iter(batches))
     rows = [objective.collect(network, target, item).collected for item in batches]
     none = torch.cat([windows.accepted == 0 for windows, _ in rows])
     near = torch.cat([windows.gap < objective.epsilon for windows, _ in rows]) & none
     assert float(near.sum() / none.sum()) == pytest.approx(0.2, abs=0.02)
-    assert np.mean([measures["paid_frac"] for _, measures in rows]) == pytest.approx(0.2, abs=0.1)
     # a run that goes on measures the same
-    assert objective == Ppow(**shape).measured(network, target, iter(batches))
+    assert objective == Ppow(**shape).prepare(network, target, iter(batches))
     for fixed in (Ppow(), Ppow(**shape, eta=0.0), Ppow(**shape, reward="none")):
-        assert fixed.measured(network, target, iter(batches)) is fixed
+        assert fixed.prepare(network, target, iter(batches)) is fixed
 
 
-@pytest.mark.parametrize("name", ["reverse_kl", "forward_kl", "jsd", "tv"])
+@pytest.mark.parametrize("name", ["reverse_kl", "forward_kl"])
 def test_the_gradient_is_that_of_the_loss(name):
     model, _ = chat_target()
     network = chat_network(model, torch.float64)
@@ -255,9 +231,8 @@ def test_the_gradient_is_that_of_the_loss(name):
     with torch.no_grad():
         for weight in network.parameters():
             weight += 0.02 * torch.randn_like(weight)
-    config.prepare(network, target)
-    loss, measures = config(network, target, batch)
-    assert 0 < measures["clip_frac"] < 1
+    config.prepare(network, target, ())
+    loss, _ = config(network, target, batch)
     attention = network.midlayer.self_attn
     weights = [network.fc.weight, attention.k_proj.weight, network.lm_head.weight]
     for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
@@ -276,7 +251,7 @@ def test_windows_follow_from_seed_and_step_and_equal_rewards_leave_the_divergenc
     config = Ppow(window=3, group=2, places_per_row=5)
     collected = config.collect(network, target, batch)
     windows, measures = collected.collected
-    assert windows.drafted.shape == (2, 10, 3) and measures["windows"] == 20
+    assert windows.drafted.shape == (2, 10, 3)
     assert network.t2d[windows.drafted].all()
     again, _ = config.collect(network, target, batch).collected
     assert torch.equal(windows.drafted, again.drafted)
@@ -286,34 +261,6 @@ def test_windows_follow_from_seed_and_step_and_equal_rewards_leave_the_divergenc
     flat = replace(windows, rewards=torch.full_like(windows.rewards, 0.893))
     loss, row = config(network, target, replace(collected, collected=(flat, measures)))
     assert float(loss.detach()) == pytest.approx(config.beta * row["kl"], rel=1e-5)
-
-
-def test_tokens_behind_a_rejected_one_are_left_out(scene):
-    _, network, target, batch = scene
-    config = Ppow(window=4, group=4, reward="raw", eta=0.0, beta=0.0)
-    batch = config.collect(network, target, batch)
-    windows, measures = batch.collected
-    torch.manual_seed(0)
-    accepted = torch.randint(0, 5, windows.accepted.shape)
-    windows = replace(windows, accepted=accepted, rewards=torch.rand(accepted.shape))
-    batch = replace(batch, collected=(windows, measures))
-    advantages = group_advantages(windows.rewards, 4, config.delta)[..., None]
-    masks = {True: torch.ones(4), False: torch.arange(4) <= accepted[..., None]}
-    for after, mask in masks.items():
-        loss, _ = replace(config, after_rejection=after)(network, target, batch)
-        expected = -float((advantages * mask).sum(-1).mean() / 4)
-        assert float(loss.detach()) == pytest.approx(expected, abs=1e-5)
-
-
-def test_windows_hold_the_text_where_the_text_writes_them(scene):
-    _, network, target, batch = scene
-    config = objective_named("distillspec-text", {"window": 3, "places_per_row": 2})
-    windows, _ = config.collect(network, target, batch).collected
-    assert torch.equal(windows.drafted, ppow_module.text_windows(batch, windows.slots, 3))
-    mixed = objective_named("distillspec-mixed", {"window": 3})
-    windows, _ = mixed.collect(network, target, batch).collected
-    same = (windows.drafted == ppow_module.text_windows(batch, windows.slots, 3)).all(-1)
-    assert 0.2 < float(same.float().mean()) < 0.8
 
 
 def test_places_follow_the_curriculum_and_the_scores(scene, monkeypatch):

@@ -5,19 +5,15 @@ import json
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from fakes.chats import CHATS, chat_target
 from fakes.refusals import refusal
-from scipy import stats
 
 from specdec import runs
-from specdec.training.drafter import chats, texts
-from specdec.training.drafter.accuracy import TAU, TOP1, fit_doubling, learning_curve
-from specdec.training.drafter.chats import ChatList, Document, Regeneration
+from specdec.training.drafter import chats
+from specdec.training.drafter.chats import ChatList, Document, FixedText, StreamedText, split
 from specdec.training.drafter.presets import Budget, Settings
-from specdec.training.drafter.texts import FixedText, StreamedText, split
 
 USER = {"role": "user", "content": "Say wood."}
 
@@ -93,11 +89,10 @@ def answered(monkeypatch):
 
 def test_answers_of_like_length_are_written_together_and_only_once(tmp_path, answered):
     given = [chat_of(n) for n in (5, 1, 4, 8, 2, 7, 3, 6)]
-    how = Regeneration(max_new_tokens=9)
 
-    def regenerate(folder, how=how, seed=3, **options):
-        options |= dict(folder=folder, seed=seed)
-        return chats.regenerate("model", "tokenizer", given, how, **options)
+    def regenerate(folder, seed=3, **options):
+        options |= dict(folder=folder, seed=seed, max_new_tokens=9)
+        return chats.regenerate("model", "tokenizer", given, **options)
 
     written = regenerate(tmp_path / "a")
     groups = [batch[0] for batch in answered]
@@ -111,26 +106,16 @@ def test_answers_of_like_length_are_written_together_and_only_once(tmp_path, ans
     answered.clear()
     assert regenerate(tmp_path / "a") == written and not answered
     assert regenerate(tmp_path / "b", minutes=-1.0) == []
-    regenerate(tmp_path / "b", Regeneration(greedy_frac=0.25), seed=0)
+    regenerate(tmp_path / "b", greedy_frac=0.25, seed=0)
     assert [batch[1] for batch in answered] == [0.8, 0.8, 0.8, 0.0]
     assert [batch[0] for batch in answered] != groups, "another seed, another order"
-
-
-def test_more_than_a_minute_is_announced(capsys):
-    chats.print_estimate("training", 59, 1.0)
-    assert capsys.readouterr().out == ""
-    chats.print_estimate("training", 50, 6.0)
-    chats.print_estimate("training", 50, 6.0, minutes=3)
-    assert capsys.readouterr().out.split("\n")[:2] == [
-        f"training: about {n} minutes" for n in (5, 3)
-    ]
 
 
 def test_greedy_answers_are_the_targets_turn_after_turn(tmp_path):
     model, tokenizer = chat_target()
     both = [CHATS[0] + CHATS[1], [{"role": "system", "content": "Short."}, *CHATS[2]]]
-    how = Regeneration(greedy_frac=1.0, max_new_tokens=8)
-    written = chats.regenerate(model, tokenizer, both, how, folder=tmp_path)
+    how = dict(folder=tmp_path, greedy_frac=1.0, max_new_tokens=8)
+    written = chats.regenerate(model, tokenizer, both, **how)
     for chat in written:
         for turn, message in enumerate(chat):
             if message["role"] != "assistant":
@@ -174,7 +159,7 @@ def test_documents_go_into_the_first_row_with_room_the_longest_first():
     assert packed.ids.tolist() == [[13, 13, 13, 12, 12, 0], [11, 0, 0, 0, 0, 0]]
     assert packed.answer.sum(1).tolist() == [3, 1]
     assert packed.document.tolist() == [[1, 1, 1, 0, 0, -1], [2, -1, -1, -1, -1, -1]]
-    batch = texts.token_batch(packed, "cpu", 7)
+    batch = chats.token_batch(packed, "cpu", 7)
     assert batch.loss_mask.tolist()[0] == [True] * 3 + [False] * 3 and batch.step == 7
     assert batch.documents.tolist() == packed.document.tolist()
     assert chats.first_fit([2, 5, 3, 6], 6) == [[3], [1], [2, 0]]
@@ -219,8 +204,8 @@ def test_every_document_is_read_once_a_pass():
     assert text.steps * 2 == 4 * len(text.rows)
     assert torch.bincount(ids)[list(lengths)].tolist() == [4 * n for n in cut]
     assert text.answer_counts(50)[list(lengths)].tolist() == cut
-    assert text.progress(0) == {"seen_tok": 0, "distinct_tok": 0}
-    assert text.progress(text.steps) == {"seen_tok": 4 * sum(cut), "distinct_tok": sum(cut)}
+    # past the end it starts again
+    assert torch.equal(text.batch(text.steps + 1).ids, batches[1].ids)
     (held_out,) = text.held_out_texts()
     assert held_out.ids.tolist() == [[7] * 9] and held_out.loss_mask.all()
 
@@ -258,13 +243,14 @@ def test_own_answers_are_written_first_where_settings_ask(tmp_path, monkeypatch)
     budget = Budget(minutes=8.0, seed=5)
 
     def text_of(settings=settings):
-        return texts.training_text(*chat_target(), ChatList(CHATS), settings, tmp_path, budget)
+        return chats.training_text(*chat_target(), ChatList(CHATS), settings, tmp_path, budget)
 
     text = text_of()
     key = runs.content_key(prompts=CHATS[:3], seed=5, most=9)[:12]
     given, how = calls.pop()
-    assert given == (*chat_target(), CHATS[:3], Regeneration(max_new_tokens=9))
-    assert how == {"folder": tmp_path / f"regenerated-{key}", "minutes": 2.0, "seed": 5}
+    assert given == (*chat_target(), CHATS[:3])
+    folder = tmp_path / f"regenerated-{key}"
+    assert how == {"folder": folder, "minutes": 2.0, "seed": 5, "max_new_tokens": 9}
     assert isinstance(text, StreamedText) and len(text.answers) == 2 and text.seed == 5
     (tmp_path / "checkpoint.safetensors").write_text("")
     text_of()
@@ -274,41 +260,3 @@ def test_own_answers_are_written_first_where_settings_ask(tmp_path, monkeypatch)
     parted = Settings(batch=2, length=48, passes=2, held_out=2, held_out_frac=0.5)
     text = text_of(parted)
     assert [len(text.documents), len(text.held_out)] == list(map(len, split(CHATS, parted)))
-
-
-def test_a_learning_curve_holds_the_measurements_and_the_result(tmp_path):
-    names = ["step", "seen_tok", "distinct_tok", "rate_frac", TOP1, TAU]
-    measured = pd.DataFrame([(0, 0, 0, 1.0, 0.1, 1.0), (2, 20, 15, 1.0, 0.2, 1.5)], columns=names)
-    rows = pd.concat([measured, pd.DataFrame({"step": [1]})]).sort_values("step")
-    folder = tmp_path / "drafter_training"
-    runs.write_json(folder / "plan.json", {"finished": False})
-    runs.write_table(folder / "loss.parquet", rows)
-    pd.testing.assert_frame_equal(learning_curve(tmp_path), measured)
-    last = dict(zip(names, (3, 30, 15, 0.5, 0.3, 1.75), strict=True))
-    results = {name: last[name] for name in names[1:]} | {"draft_vocab_size": 9}
-    runs.write_json(folder / "plan.json", {"finished": True, "steps_done": 3, "results": results})
-    expected = pd.concat([measured, pd.DataFrame([last])], ignore_index=True)
-    pd.testing.assert_frame_equal(learning_curve(tmp_path), expected)
-
-
-def test_the_gain_of_a_doubling_has_students_interval():
-    tokens = 30_000 * 2 ** np.arange(5)
-    curve = pd.DataFrame({"distinct_tok": tokens, "seen_tok": tokens, "rate_frac": 1.0})
-    curve[TAU] = [1.0, 1.3, 1.4, 1.8, 1.9]
-    curve[TOP1] = [0.1, 0.15, 0.2, 0.22, 0.3]
-    fit = fit_doubling(curve)
-    x = np.arange(5.0)
-    slope, cut = np.polyfit(x, curve[TAU], 1)
-    variance = ((curve[TAU] - slope * x - cut) ** 2).sum() / 3
-    margin = np.sqrt(variance / ((x - 2) ** 2).sum()) * stats.t.ppf(0.975, 3)
-    assert fit["measure"].tolist() == [TOP1, TAU]
-    expected = [slope, slope - margin, slope + margin, 5]
-    assert fit.iloc[1, 1:].tolist() == pytest.approx(expected)
-    # few tokens, repeated ones and a lower rate are another curve
-    others = curve.head(3).assign(**{TAU: 9.0, TOP1: 9.0})
-    others["distinct_tok"] = [29_999, 10**9, 10**9]
-    others["seen_tok"] = [29_999, 10**10, 10**9]
-    others["rate_frac"] = [1, 1, 0.5]
-    pd.testing.assert_frame_equal(fit_doubling(pd.concat([curve, others])), fit)
-    assert fit_doubling(curve.head(3))["points"].tolist() == [3, 3]
-    assert fit_doubling(curve.head(2)).empty

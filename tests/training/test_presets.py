@@ -7,10 +7,10 @@ import pytest
 from fakes.refusals import refusal
 
 from specdec import runs
-from specdec.training.drafter import chats, eagle3, generate_data, presets, ttt
+from specdec.training.drafter import chats, eagle3, generate_data, presets
 from specdec.training.drafter.ppow import PAID_FRAC, Ppow
 from specdec.training.drafter.presets import OBJECTIVES, PRESETS, Budget, Settings, objective_named
-from specdec.training.drafter.ttt import RULES, LossRules, Supervised, TrainingTimeTest
+from specdec.training.drafter.ttt import LossRules, Supervised, TrainingTimeTest
 from specdec.training.env import Reward
 from specdec.training.ppo import RunOptions, Task
 
@@ -19,9 +19,9 @@ from workbook import rules, terms
 CHATS = generate_data.ChatConfig(prompts=Path("prompts.txt"))
 CONFIGS = {
     "settings": {"default": Settings()} | {name: pair[0] for name, pair in PRESETS.items()},
-    "losses": {"default": LossRules(), **ttt.RULES},
+    "losses": {"default": LossRules()},
     "objectives": OBJECTIVES | {"ppow-default": Ppow(), "supervised": Supervised()},
-    "texts": {"answers": chats.Regeneration(), "chats": CHATS},
+    "texts": {"chats": CHATS},
     "budgets": {"run": Budget(), "online": eagle3.OnlineConfig()},
     "controllers": {"reward": Reward(), "task": Task("text"), "run": RunOptions("out")},
     "terms": {"equal": terms.EqualTerms()},
@@ -29,11 +29,11 @@ CONFIGS = {
 }
 # a number that is changed on purpose is changed here by its new digest
 DIGESTS = {
-    "settings": "8c5a040faf0b",
-    "losses": "42bf8d5a7d99",
-    "objectives": "3f986952fd6f",
-    "texts": "a232387069dd",
-    "budgets": "355abc03bf3a",
+    "settings": "5d7d2e59a475",
+    "losses": "e46348c6be72",
+    "objectives": "f8f45c640a33",
+    "texts": "063e94f41130",
+    "budgets": "f2b10eb6cfad",
     "controllers": "ef82163db9dc",
     "terms": "531d61a7311d",
     "rules": "330c430c159a",
@@ -50,13 +50,13 @@ def test_constants_of_texts():
     assert (PAID_FRAC, eagle3.MEASURED_BATCHES) == (0.2, 8)
     assert (chats.ANSWERED_ROWS, chats.ANSWER_TEMPERATURE) == (64, 0.8)
     # a folder of chats is continued only with the same ones
-    assert (generate_data.SHARD, generate_data.SLACK_TOK, generate_data.HOLD_OUT) == (64, 32, 0.02)
+    assert (generate_data.SHARD, generate_data.HOLD_OUT) == (64, 0.02)
     assert generate_data.PROMPT_TEMPERATURE == 0.9
     assert generate_data.TEMPERATURES == ((0.0, 0.6), (0.7, 0.2), (1.0, 0.2))
 
 
 def test_objectives_and_presets_are_changed_by_name():
-    official = TrainingTimeTest(RULES["official"])
+    official = TrainingTimeTest(LossRules(official=True))
     of_presets = {"paper": official, "pretrained": TrainingTimeTest(LossRules(4))}
     of_presets |= dict.fromkeys(("continued", "continued-corpus"), OBJECTIVES["ppow"])
     for name, (_, objective) in PRESETS.items():
@@ -64,9 +64,9 @@ def test_objectives_and_presets_are_changed_by_name():
     changed = objective_named("ppow", {"speedups": (1, 2), "beta": 0.5}, seed=2)
     assert changed == replace(OBJECTIVES["ppow"], speedups=(1, 2), beta=0.5, seed=2)
     assert objective_named("cst", {"rules.steps": 2}, seed=3) == TrainingTimeTest(LossRules(2))
-    settings, objective = presets.preset("tiny", {"steps": 7, "muon": False}, unroll=2)
+    settings, objective = presets.preset("tiny", {"steps": 7, "muon": False})
     assert settings == replace(presets.TINY, steps=7, muon=False)
-    assert objective == TrainingTimeTest(LossRules(2))
+    assert objective == TrainingTimeTest()
     # rates of its own, which may be changed
     griffin = replace(presets.PRETRAINED, learning_rate=0.002, head_rate=0.0005)
     changes = {"learning_rate": 0.002}
@@ -79,14 +79,14 @@ def test_objectives_and_presets_are_changed_by_name():
 def test_a_training_is_named_by_words(tmp_path):
     named = presets.training_named
     changes = ["fc_norm=each", "steps=5"]
-    settings, objective, start = named("eagle3", "tiny", "small", changes, unroll=3)
+    settings, objective, start = named("eagle3", "tiny", "small", changes)
     assert settings == replace(presets.SMALL, fc_norm="each", steps=5)
-    assert (objective, start) == (TrainingTimeTest(LossRules(3)), None)
+    assert (objective, start) == (TrainingTimeTest(), None)
     settings, objective, start = named("hass", "tiny", "small", fields=["noise=0.5"], seed=4)
     assert objective == replace(OBJECTIVES["hass-eagle1"], noise=0.5, seed=4) and start is None
-    settings, objective, start = named("ppow", "tiny", own_text=True, objective="kl_only")
+    settings, objective, start = named("ppow", "tiny", None, own_text=True, objective="kl_only")
     assert (settings, objective) == (presets.Continued(), OBJECTIVES["kl_only"])
     assert (Path(start) / "config.json").is_file(), "the pair's own drafter"
-    settings, objective, start = named("ppow", "tiny", objective="eagle1", start_from=tmp_path)
-    assert (settings.regenerate_chats, objective.network, start) == (600, "eagle1", None)
+    settings, objective, start = named("ppow", "tiny", None, start_from=tmp_path, seed=3)
+    assert (settings.regenerate_chats, objective.seed, start) == (600, 3, tmp_path)
     assert "steps of Settings" in refusal(named, "lm", "tiny", "small", ["steps=few"])

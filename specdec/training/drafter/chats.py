@@ -2,15 +2,19 @@
 
 While decoding, a drafter only sees contexts written by the target. So the target rewrites the
 answers of the training conversations (EAGLE-3 section 4). Documents never cross rows.
+
+Batches come from an endless stream of rows, or from a fixed set of documents. In both, a batch
+depends only on the seed and the number of the step, so that a resumed run sees the same batches as
+an uninterrupted one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +27,8 @@ from tqdm.auto import tqdm
 from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.stored import json_line, read_text
+from specdec.training.drafter.objective import TokenBatch
+from specdec.training.drafter.presets import Budget, Settings
 
 # replaces an answer, to see what the template puts around it
 MARK = "\ue000answer\ue001"
@@ -113,20 +119,23 @@ def load_conversations(path: Path) -> list[list[dict]]:
     for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
         chats += read_chats(file)
     if not chats:
-        why = f"{path} holds no conversation"
-        raise SpecdecError(f"{why}; give a JSONL file with one chat per line.")
+        raise SpecdecError(f"{path} holds no conversation; write one chat per line as JSON.")
     return chats
+
+
+def json_lines(path: Path, advice: str) -> Iterator[tuple[str, dict]]:
+    """(file and line, its record) of every line that is not empty."""
+    # texts may contain other line ends
+    for number, line in enumerate(read_text(path, advice).split("\n"), 1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield where, json_line(line, where, "write one JSON object per line")
 
 
 def read_chats(file: Path) -> list[list[dict]]:
     """The chats of one file, of which there may be none."""
     chats = []
-    # texts may contain other line ends
-    for number, line in enumerate(read_text(file, "give a JSONL file of chats").split("\n"), 1):
-        where = f"{file}, line {number}"
-        if not line.strip():
-            continue
-        record = json_line(line, where, "write one JSON object per line")
+    for where, record in json_lines(file, "give a JSONL file of chats"):
         try:
             chats.append(_parse_chat(record))
         except (KeyError, TypeError, AttributeError) as error:
@@ -150,11 +159,9 @@ def _parse_chat(record: dict) -> list[dict]:
         messages[-1] |= {"answer_ids": ids, "temperature": record.get("temperature")}
         if "part" in record:
             messages[-1]["part"] = record["part"]
-        return messages
-    for message in messages:
-        if message["role"] == "assistant" and message["content"].strip():
-            return messages
-    raise TypeError("no assistant turn to train on")
+    elif not any(turn["role"] == "assistant" and turn["content"].strip() for turn in messages):
+        raise TypeError("no assistant turn to train on")
+    return messages
 
 
 class ChatList:
@@ -222,28 +229,21 @@ ANSWERED_ROWS = 64
 ANSWER_TEMPERATURE = 0.8
 
 
-@dataclass(frozen=True)
-class Regeneration:
-    """How the target rewrites answers: greedy_frac of the batches greedily, the rest sampled."""
-
-    greedy_frac: float = 0.5
-    max_new_tokens: int = 256
-
-
 def regenerate(
     model,
     tokenizer,
     conversations: Sequence[list[dict]],
-    how: Regeneration,
     *,
     folder: Path,
+    max_new_tokens: int = 256,
+    greedy_frac: float = 0.5,
     minutes: float | None = None,
     seed: int = 0,
 ) -> list[list[dict]]:
     """Each conversation with every assistant turn rewritten by the model, turn after turn.
 
-    folder: stores a shard per batch; existing shards are not written again. minutes: time limit;
-    returns what is done.
+    folder: stores a shard per batch; existing shards are not written again. greedy_frac of the
+    batches are greedy, the others sampled. minutes: time limit; returns what is done.
     """
     shards = runs.Shards(Path(folder))
     done = set(shards.done())
@@ -258,7 +258,6 @@ def regenerate(
     shuffled = torch.randperm(len(begins), generator=generator).tolist()
     # 2. batch after batch, as far as the time goes
     began_s = time.monotonic()
-    batches = 0
     written = []
     for number, place in enumerate(tqdm(shuffled, desc="regenerate", unit="batch")):
         if number in done:
@@ -270,41 +269,24 @@ def regenerate(
         # sampling inside generate uses the global generator
         torch.manual_seed(seed * 1_000_003 + number)
         # spreads the greedy batches evenly
-        is_greedy = (number + 1) * how.greedy_frac % 1.0 < how.greedy_frac
+        is_greedy = (number + 1) * greedy_frac % 1.0 < greedy_frac
         temperature = 0.0 if is_greedy else ANSWER_TEMPERATURE
         members = order[begins[place] : begins[place] + ANSWERED_ROWS]
         chats = [conversations[index] for index in members]
-        answered = _answer(chats, model, tokenizer, temperature, how.max_new_tokens)
+        answered = _answer(chats, model, tokenizer, temperature, max_new_tokens)
         written += answered
         shards.write(number, pd.DataFrame({"messages": [json.dumps(chat) for chat in answered]}))
-        batches += 1
-        if batches == 1:
-            left = len(shuffled) - number - 1
-            print_estimate("writing answers", left, time.monotonic() - began_s, minutes)
     return written
 
 
-def print_estimate(what: str, left: float, each_s: float, minutes: float | None = None) -> None:
-    """Say how long the steps that are left will take, if that is more than a minute."""
-    total = left * each_s / 60
-    if minutes is not None:
-        total = min(total, minutes)
-    if total > 1:
-        tqdm.write(f"{what}: about {total:.0f} minutes")
-
-
-def _answer(
-    conversations, model, tokenizer, temperature: float, max_new_tokens: int
-) -> list[list[dict]]:
+def _answer(conversations, model, tokenizer, temperature, max_new_tokens) -> list[list[dict]]:
     chats: list[list[dict]] = [[] for _ in conversations]
     for turn in range(max(map(len, conversations))):
         unanswered = []
         for chat, messages in zip(chats, conversations, strict=True):
-            if turn >= len(messages):
-                continue
-            if messages[turn]["role"] == "assistant":
+            if turn < len(messages) and messages[turn]["role"] == "assistant":
                 unanswered.append(chat)
-            else:
+            elif turn < len(messages):
                 chat.append(messages[turn])
         if unanswered:
             texts = generate_texts(unanswered, model, tokenizer, temperature, max_new_tokens)
@@ -331,3 +313,167 @@ def generate_texts(chats, model, tokenizer, temperature: float, max_new_tokens: 
     sampling["max_new_tokens"] = min(max_new_tokens, room)
     ids = model.generate(**inputs, **sampling, pad_token_id=tokenizer.pad_token_id)
     return tokenizer.batch_decode(ids[:, prompt_tok:], skip_special_tokens=True)
+
+
+def token_batch(rows: Batch, device, step: int = 0) -> TokenBatch:
+    """Packed rows as tensors on a device."""
+    ids, answer, document = (torch.from_numpy(np.ascontiguousarray(part)) for part in rows)
+    return TokenBatch(ids.to(device), answer.to(device), document.to(device), step)
+
+
+class StreamedText:
+    """Rows without end, in blocks of 32 batches; block b depends on (seed, b) alone.
+
+    A document is an answer of the target's own with probability settings.regenerated_frac.
+    """
+
+    steps = None
+    held_out = ()
+
+    def __init__(self, tokenizer, source, answered: list, settings: Settings, seed: int, device):
+        self.tokenizer = tokenizer
+        self.source = source
+        self.answers = [conversation_document(tokenizer, chat) for chat in answered]
+        self.settings = settings
+        self.seed = seed
+        self.device = device
+        self._block: tuple[int, Batch | None] = (-1, None)
+
+    def answer_counts(self, vocabulary: int) -> np.ndarray:
+        """How often each token occurs in an answer of the first block, [V]."""
+        first = self.block(0)
+        return np.bincount(first.ids[first.answer], minlength=vocabulary)
+
+    def batch(self, number: int) -> TokenBatch:
+        size = self.settings.batch
+        index, place = divmod(number, 32)
+        if self._block[0] != index:
+            self._block = (index, self.block(index))
+        rows = slice(place * size, (place + 1) * size)
+        return token_batch(Batch(*(part[rows] for part in self._block[1])), self.device, number)
+
+    def block(self, index: int) -> Batch:
+        """As many documents as fill it, the longest first; those that fit nowhere are dropped."""
+        length = self.settings.length
+        count = 32 * self.settings.batch
+        documents = []
+        missing_tok = count * length
+        for document in self._documents(f"{self.seed}/{index}"):
+            documents.append(document)
+            missing_tok -= min(len(document.ids), length)
+            if missing_tok <= 0:
+                break
+        documents.sort(key=lambda item: -len(item.ids))
+        documents = [cut(document, length) for document in documents]
+        rows = first_fit([len(item.ids) for item in documents], length)[:count]
+        packed = lay_out(documents, rows + [[]] * (count - len(rows)), length)
+        order = list(range(count))
+        random.Random(f"rows/{self.seed}/{index}").shuffle(order)
+        return Batch(*(part[order] for part in packed))
+
+    def _documents(self, block_seed: str) -> Iterator[Document]:
+        rng = random.Random(f"mixed/{block_seed}")
+        stream = self.source.stream(f"drafter/{block_seed}" if self.answers else block_seed)
+        queue: list[int] = []
+        while True:
+            if not self.answers or rng.random() >= self.settings.regenerated_frac:
+                yield conversation_document(self.tokenizer, next(stream))
+                continue
+            if not queue:
+                queue = rng.sample(range(len(self.answers)), len(self.answers))
+            yield self.answers[queue.pop()]
+
+
+class FixedText:
+    """Documents in rows of `settings.length`, read `settings.passes` times, each in a new order.
+
+    Longer documents are cut. held_out: documents used only for measurements.
+    """
+
+    def __init__(self, documents: list, held_out: list, settings: Settings, seed: int, device):
+        self.length = settings.length
+        self.size = settings.batch
+        self.device = device
+        self.documents = [cut(document, self.length) for document in documents]
+        self.held_out = [cut(document, self.length) for document in held_out]
+        # numbers of the documents in each row, and of the rows in the order of reading
+        self.rows = first_fit([len(item.ids) for item in self.documents], self.length)
+        self._reads: list[int] = []
+        for number in range(settings.passes):
+            order = list(range(len(self.rows)))
+            random.Random(f"passes/{seed}/0/{number}").shuffle(order)
+            self._reads += order
+        self.steps = max(1, len(self._reads) // self.size)
+
+    def answer_counts(self, vocabulary: int) -> np.ndarray:
+        """How often each token occurs in an answer, [V]."""
+        ids = np.concatenate([document.ids for document in self.documents])
+        answer = np.concatenate([document.answer for document in self.documents])
+        return np.bincount(ids[answer], minlength=vocabulary)
+
+    def batch(self, number: int) -> TokenBatch:
+        places = range(number * self.size, (number + 1) * self.size)
+        # past the end it starts again
+        rows = [self.rows[self._reads[place % len(self._reads)]] for place in places]
+        packed = lay_out(self.documents, rows, self.length)
+        return token_batch(packed, self.device, number)
+
+    def held_out_texts(self) -> Iterator[TokenBatch]:
+        """The held-out documents, a row each."""
+        for document in self.held_out:
+            row = lay_out([document], [[0]], len(document.ids))
+            yield token_batch(row, self.device)
+
+
+def training_text(
+    model, tokenizer, source, settings: Settings, state_dir: Path, budget: Budget
+) -> FixedText | StreamedText:
+    """The training text; the target's own answers are written first if the settings ask for it."""
+    seed = budget.seed
+    device = torch.device(model.device)
+    # 1. the target's own answers
+    answered: list = []
+    if settings.regenerate_chats:
+        prompts = source.prompts(seed, settings.regenerate_chats)
+        key = runs.content_key(prompts=prompts, seed=seed, most=settings.max_new_tokens)[:12]
+        minutes = budget.minutes
+        if minutes is not None:
+            # a resumed run adds no text
+            resumed = (state_dir / "checkpoint.safetensors").is_file()
+            minutes = 0 if resumed else minutes / 4
+        how = {"folder": state_dir / f"regenerated-{key}", "minutes": minutes, "seed": seed}
+        how["max_new_tokens"] = settings.max_new_tokens
+        answered = regenerate(model, tokenizer, prompts, **how)
+    # 2. a stream without end
+    if settings.passes is None:
+        return StreamedText(tokenizer, source, answered, settings, seed, device)
+    # 3. or a fixed text, a part of which is held out
+    if not answered and not isinstance(source, ChatList):
+        raise SpecdecError("passes need a list of conversations; give --data FILE, or no passes.")
+    learned, held_out = split(answered or source.conversations, settings)
+    documents = [conversation_document(tokenizer, chat) for chat in learned]
+    measured = [conversation_document(tokenizer, chat) for chat in held_out]
+    return FixedText(documents, measured, settings, seed, device)
+
+
+def split(conversations: list, settings: Settings) -> tuple[list, list]:
+    """(training, held out): by a conversation's own `part`, else by its prompt alone.
+
+    If answers record their temperature, only greedy ones are used for measurements.
+    """
+    held_out_frac = settings.held_out_frac if settings.held_out else 0.0
+    learned = []
+    held_out = []
+    for chat in conversations:
+        prompt = "\n".join(message["content"] for message in chat if message["role"] != "assistant")
+        place = int(hashlib.sha256(prompt.encode()).hexdigest()[:8], 16) / 16**8
+        part = chat[-1].get("part", "held-out" if place < held_out_frac else "train")
+        if part != "held-out":
+            learned.append(chat)
+        elif not chat[-1].get("temperature"):
+            held_out.append(chat)
+    if not learned or (settings.held_out and not held_out):
+        why = f"of {len(conversations)} conversations none are "
+        why += "held out (greedy answers only)" if learned else "left to learn from"
+        raise SpecdecError(f"{why}; give more, or change held_out_frac.")
+    return learned, held_out[: settings.held_out]

@@ -1,4 +1,4 @@
-"""Trains a drafter for any transformers causal LM.
+"""Trains a drafter for any transformers causal LM, and measures it.
 
 The target runs frozen beside the drafter. Writes out_dir/drafter in the official layout
 (config.json, model.safetensors) and out_dir/drafter_training: plan, curve, checkpoint, and the
@@ -11,11 +11,11 @@ values computed earlier in a turn keep the values of the older weights.
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,19 +24,16 @@ from specdec.core.pair import Pair
 from specdec.core.policy import Policy
 from specdec.core.records import Generation
 from specdec.errors import SpecdecError
-from specdec.models.eagle_network import EagleNetwork, network_of
-from specdec.training.drafter.accuracy import draft_accuracy
-from specdec.training.drafter.chats import ChatList, print_estimate
+from specdec.models.eagle_network import EagleNetwork, network_of, vocabulary_ids
+from specdec.training.drafter.chats import ChatList, training_text
 from specdec.training.drafter.networks import begun, check_start, load_target, save_trained
 from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
-from specdec.training.drafter.presets import Budget, Continued, Settings, objective_named, preset
-from specdec.training.drafter.texts import training_text
-from specdec.training.drafter.ttt import TrainingTimeTest
+from specdec.training.drafter.presets import OBJECTIVES, Budget, Continued, Settings, preset
+from specdec.training.drafter.ttt import TrainingTimeTest, unroll
 from specdec.training.loop import Best, TrainingRun, compute_dtype
 
 # batches for an objective's measurements before the first step
 MEASURED_BATCHES = 8
-TIMED_STEPS = 4  # before the time of a training is estimated
 
 
 def train_drafter(
@@ -81,45 +78,24 @@ def train_drafter(
     training = TrainingRun(state_dir, described, resume)
     if training.finished:
         return folder
-    # 3. the target, its text, and the drafter before its first step
+    # 3. the target, its text, and the drafter before its first step: fresh, or that of start_from
     model, tokenizer = load_target(target, budget.place())
     text = training_text(model, tokenizer, source, settings, state_dir, budget)
-    run = prepared(model, text, objective, settings, budget, start_from)
-    training.track(run.parts, run.optimizers)
-    training.end_at(text.steps)
-    run.refresh()
-    # 4. the steps
-    training.run(_timed(run.step, training), "drafter", settings.rate_factor)
-    # 5. the result with its last measurement
-    run.consider(training.step)
-    save_trained(run.result, folder, model)
-    results = {"draft_vocab_size": run.network.config.draft_vocab_size}
-    results |= run.measure(training.step)
-    results["rate_frac"] = settings.rate_factor(training.step, training.plan["last_step"])
-    training.finish(**results)
-    return folder
-
-
-def _timed(step: Callable[[int, float], dict], training: TrainingRun) -> Callable:
-    """`step`, the first calls of which tell how long the others take."""
-    began_s = time.monotonic()
-    timed = training.step + TIMED_STEPS
-
-    def timed_step(number: int, factor: float) -> dict:
-        if number == timed and training.plan["last_step"]:
-            left = training.plan["last_step"] - number
-            print_estimate("training", left, (time.monotonic() - began_s) / TIMED_STEPS)
-        return step(number, factor)
-
-    return timed_step
-
-
-def prepared(model, text, objective: Objective, settings, budget: Budget, start_from) -> DrafterRun:
-    """The run before its first step. Its drafter is fresh, or that of `start_from`."""
     counts = text.answer_counts(len(model.get_input_embeddings().weight))
     network = begun(start_from, model, settings, counts, budget.seed, objective.network)
     frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)))
-    return DrafterRun(frozen, network.to(model.device), text, objective, settings)
+    run = DrafterRun(frozen, network.to(model.device), text, objective, settings)
+    training.track(run.parts, run.optimizers)
+    training.end_at(text.steps)
+    copy_weights(network, run.working)
+    # 4. the steps
+    training.run(run.step, "drafter", settings.rate_factor)
+    # 5. the result with its last measurement
+    run.consider(training.step)
+    save_trained(run.result, folder, model)
+    vocabulary = network.config.draft_vocab_size
+    training.finish(draft_vocab_size=vocabulary, **run.measure(run.result))
+    return folder
 
 
 def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Optimizer]:
@@ -159,9 +135,8 @@ class DrafterRun:
         self.text = text
         self.settings = settings
         self.working = copy.deepcopy(network).to(target.dtype)
-        objective.prepare(self.working, target)
         batches = map(text.batch, range(MEASURED_BATCHES))
-        self.objective = objective.measured(self.working, target, batches)
+        self.objective = objective.prepare(self.working, target, batches)
         self.optimizers = optimizers(network, settings)
         # the parts of a checkpoint
         self.parts: dict[str, nn.Module | Best] = {"drafter": network}
@@ -178,69 +153,111 @@ class DrafterRun:
             return self.best.load_into(copy.deepcopy(self.network))
         return self.network if self.average is None else self.average
 
-    def refresh(self, source: EagleNetwork | None = None) -> None:
-        """Copy the float32 weights into the working copy, which computes as in decoding."""
-        copy_weights(source or self.network, self.working)
-
-    def step(self, number: int, factor: float) -> dict:
+    def step(self, number: int, factor: float = 1.0) -> dict:
         """One optimiser step, before which the drafter may be measured; a row of the curve."""
+        # 1. the measurement
         measured = {}
-        if self.settings.is_measured(number):
-            measured = self.consider(number) or self.measure(number)
-            measured["rate_frac"] = factor
-        batch = self.text.batch(number)
-        batch = self.objective.collect(self.working, self.target, batch)
-        for _ in range(self.objective.updates):
-            row = self._update(batch)
-        self._add_to_average(number)
-        return row | measured
-
-    def _update(self, batch: TokenBatch) -> dict:
-        loss, measures = self.gradients(batch)
-        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip_norm)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        self.refresh()
-        tokens = int((batch.documents >= 0).sum())
-        return {"loss": float(loss), "grad_norm": float(norm), "batch_tok": tokens, **measures}
-
-    def gradients(self, batch: TokenBatch) -> tuple[Tensor, dict]:
-        """Set the float32 weights' gradients on a collected batch; returns loss and measures."""
+        if number % self.settings.measure_every == 0:
+            measured = self.consider(number) or self.measure(self.result)
+        # 2. the gradients, moved from the working copy to the float32 weights
+        batch = self.objective.collect(self.working, self.target, self.text.batch(number))
         loss, measures = self.objective(self.working, self.target, batch)
         loss.backward()
         for weight, master in _both(self.working, self.network):
             master.grad = None if weight.grad is None else weight.grad.float()
             weight.grad = None
-        return loss.detach(), measures
-
-    @torch.no_grad()
-    def _add_to_average(self, number: int) -> None:
+        # 3. the step
+        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip_norm)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        copy_weights(self.network, self.working)
         if self.average is not None:
             share = 1 / max(1.0, self.settings.average_frac * (number + 1))
             for mean, weight in _both(self.average, self.network):
-                mean.lerp_(weight, share)
+                mean.data.lerp_(weight.data, share)
+        row = {"loss": float(loss.detach()), "grad_norm": float(norm)}
+        row["batch_tok"] = int((batch.documents >= 0).sum())
+        return row | measures | measured
 
     def consider(self, step: int) -> dict:
         """Measure the newest weights and keep them if they are the best, where that is asked."""
         if self.best is None:
             return {}
-        measured = self.measure(step, self.network)
+        measured = self.measure(self.network)
         self.best.consider(self.network.state_dict(), measured["held_out_tau_chain"], step)
         return measured
 
-    def measure(self, step: int, network: EagleNetwork | None = None) -> dict:
-        """Accuracy of the network (default: the result) on the held-out texts."""
+    def measure(self, network: EagleNetwork) -> dict:
+        """Accuracy of a network on the held-out texts."""
         if not self.text.held_out:
             return {}
-        self.refresh(network or self.result)
+        # measured in the compute dtype, as it decodes
+        copy_weights(network, self.working)
         accuracy = draft_accuracy(self.working, self.target, self.text.held_out_texts())
-        self.refresh()
-        return {
-            **self.text.progress(step),
-            "held_out_top1_frac": float(accuracy["rank_frac"][0, 0]),
-            "held_out_tau_chain": accuracy["tau_chain"],
-        }
+        copy_weights(self.network, self.working)
+        chain = {"held_out_tau_chain": accuracy["tau_chain"]}
+        return {"held_out_top1_frac": accuracy["top1_frac"], **chain}
+
+
+@torch.no_grad()
+def draft_accuracy(
+    network: EagleNetwork, target: FrozenTarget, texts: Iterable[TokenBatch], drafts: int = 8
+) -> dict:
+    """Agreement of a drafter with its target on `texts` of one row each, without decoding.
+
+    Exact if the target wrote the answers greedily. drafts: the longest chain.
+
+    Returns a dict:
+        tau_chain      tokens per cycle of greedy chain drafting, bonus token included
+        cycles         number of these cycles, and emitted_tok of the tokens
+        top1_frac      how often the first drafted token is the text's
+    """
+    positions = 0
+    correct_tok = 0
+    cycles = 0
+    emitted = 0
+    for text in texts:
+        # 1. what counts: the drafted token and all tokens between are in one answer
+        answer = text.loss_mask[0].bool().cpu().numpy()
+        accepted = _first_choices(network, target, text, drafts)
+        for step, row in enumerate(accepted):
+            places = max(0, len(answer) - step - 2)
+            row[places:] = False
+            row[:places] &= answer[1 : places + 1] & answer[step + 2 :]
+        positions += int((answer[1:-1] & answer[2:]).sum())
+        correct_tok += int(accepted[0].sum())
+        # 2. the cycles of a chain along each answer, whose first token the prompt's forward gave
+        lengths = np.logical_and.accumulate(accepted).sum(0)
+        edges = np.flatnonzero(np.diff(answer.astype(int), prepend=0, append=0))
+        for begin, end in edges.reshape(-1, 2):
+            root = begin
+            while root < end - 1:
+                # the slot that reads the root is the one before it
+                root += lengths[root - 1] + 1
+                cycles += 1
+            emitted += int(end - begin - 1)
+    assert cycles, "no answer of two tokens or more to measure on"
+    result = {"tau_chain": emitted / cycles, "cycles": cycles, "emitted_tok": emitted}
+    return result | {"top1_frac": correct_tok / max(1, positions)}
+
+
+def _first_choices(network, target: FrozenTarget, text: TokenBatch, drafts: int) -> np.ndarray:
+    """Whether slot i's first choice at a step is token i + step + 2 of the text. [drafts, T]"""
+    length = text.ids.shape[1]
+    # the first slot that reads a token of an answer
+    first = max(0, int(text.loss_mask[0].int().argmax()) - 1)
+    ids = vocabulary_ids(network)
+    correct = np.zeros((drafts, length), dtype=bool)
+    features = target(text).features.to(target.embedding.dtype)
+    states = unroll(network, target.embedding, features, TokenBatch(text.ids), drafts)
+    for step, hidden in enumerate(states):
+        end = length - step - 2
+        if end <= first:
+            break
+        best = ids[network.head(hidden[0, first:end], step).argmax(-1)]
+        correct[step, first:end] = (best == text.ids[0, first + step + 2 :]).cpu().numpy()
+    return correct
 
 
 @dataclass(frozen=True)
@@ -255,7 +272,7 @@ class OnlineConfig:
 class OnlineDrafter:
     """A pair whose drafter learns from the texts it helps to write.
 
-    objective: default OSD's rule, which learns only where the drafter was corrected.
+    The objective is OSD's rule, which learns only where the drafter was corrected.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -267,29 +284,24 @@ class OnlineDrafter:
     # for DrafterRun, whose text this is: nothing is held out
     held_out = ()
 
-    def __init__(
-        self, pair: Pair, objective: Objective | None = None, config: OnlineConfig = OnlineConfig()
-    ):
+    def __init__(self, pair: Pair, config: OnlineConfig = OnlineConfig()):
         self.pair = pair
         self.config = config
         self.steps = 0
         self._served: TokenBatch | None = None
         network = trainable(pair)
-        # a packed network cannot change
+        # one copy decodes, since a packed network cannot change
         self.network = trainable(pair).requires_grad_(False).eval()
         frozen = FrozenTarget(pair.target.model, pair.drafter.taps)
         pair.drafter.network = self.network
         settings = Settings(muon=False, learning_rate=config.learning_rate)
-        objective = objective or objective_named("osd")
-        self.run = DrafterRun(frozen, network, self, objective, settings)
+        self.run = DrafterRun(frozen, network, self, OBJECTIVES["osd"], settings)
 
     def batch(self, number: int) -> TokenBatch:
         """The newest served text."""
         return self._served
 
-    def decode(
-        self, prompt, policy: Policy | None = None, max_new_tokens: int = 128, **settings
-    ) -> Generation:
+    def decode(self, prompt, policy: Policy | None = None, max_new_tokens=128, **settings):
         """`specdec.decode` with its settings, and a learning step every few cycles."""
         engine, policy = opened(self.pair, prompt, policy, max_new_tokens, **settings)
         cycles = turn(engine, policy)
@@ -310,7 +322,7 @@ class OnlineDrafter:
         tokens = torch.tensor([ids[first:]], device=self.pair.target.device)
         written = torch.arange(first, len(ids), device=tokens.device)[None] >= prompt_tok
         self._served = TokenBatch(tokens, written.long(), torch.zeros_like(tokens), step=self.steps)
-        measures = self.run.step(self.steps, 1.0)
+        measures = self.run.step(self.steps)
         self.steps += 1
         copy_weights(self.run.network, self.network)
         return measures

@@ -20,9 +20,8 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
-from os.path import commonprefix
 from pathlib import Path
 
 import torch
@@ -36,8 +35,8 @@ from specdec.core.protocols import TargetForward
 from specdec.data.suites import DATA_VARIABLE, SUITES, load_suite, prompt_digest
 from specdec.errors import SpecdecError
 from specdec.models.fingerprint import describe_pair
-from specdec.stored import json_line, read_text
-from specdec.training.drafter.chats import print_estimate, read_chats
+from specdec.stored import read_text
+from specdec.training.drafter.chats import json_lines, read_chats
 
 SHARD = 64  # chat numbers in a shard
 OPENINGS = Path(__file__).with_name("openings.txt")
@@ -46,8 +45,6 @@ MARKER = "USERTEXT"  # placeholder for the user's text in the template
 PROMPT_TEMPERATURE = 0.9  # of made-up prompts
 TEMPERATURES = ((0.0, 0.6), (0.7, 0.2), (1.0, 0.2))  # of answers, each with its share
 HOLD_OUT = 0.02  # fraction of chats marked for measurements
-# between prompt and answer: the template's cue, and tokens gained by re-reading the prompt
-SLACK_TOK = 32
 
 
 @dataclass(frozen=True)
@@ -91,14 +88,12 @@ def generate_chats(
     target = describe_pair(dataclasses.replace(pair, drafter=None, name="target"))
     files = ChatFiles(Path(out), {"target": target, "settings": settings}, benchmarks)
     # 2. chats of later shards begin while the last ones of a shard are still being written
-    numbers = itertools.count(files.next_numbers.start)
     ended: dict[int, dict | None] = {}
     began_s = time.monotonic()
-    before_tok = files.answer_tok
-    is_estimated = False
-    bar = tqdm(total=tokens, initial=before_tok, unit="tok", disable=not progress)
+    bar = tqdm(total=tokens, initial=files.answer_tok, unit="tok", disable=not progress)
     with pair.inference(plain=True), bar:
-        chats = drive(writer.chats(numbers), config.rows)
+        numbers = itertools.count(files.next_numbers.start)
+        chats = drive(map(writer.chat, numbers), config.rows)
         while files.answer_tok < tokens:
             if minutes is not None and time.monotonic() - began_s >= 60 * minutes:
                 break
@@ -109,12 +104,6 @@ def generate_chats(
             if all(number in ended for number in shard):
                 files.write([(number, ended.pop(number)) for number in shard])
                 bar.update(files.answer_tok - bar.n)
-                new_tok = files.answer_tok - before_tok
-                # the first shard tells how long the others take
-                if new_tok and not is_estimated:
-                    each_s = (time.monotonic() - began_s) / new_tok
-                    print_estimate("writing chats", tokens - files.answer_tok, each_s, minutes)
-                    is_estimated = True
         chats.close()
     return files
 
@@ -128,8 +117,7 @@ class ChatFiles:
         self.identity = runs.plain(identity)
         self.counts: Counter[str] = Counter()
         self._benchmark = {prompt_digest(text) for text in benchmark_texts(benchmarks)}
-        self._prompts: set[bytes] = set()
-        self._answers: set[bytes] = set()
+        self._texts: set[bytes] = set()
         # 1. the counts of the manifest; a shard written after it is written again
         if self.manifest.is_file():
             manifest = runs.read_json(self.manifest)
@@ -154,13 +142,17 @@ class ChatFiles:
     def answer_tok(self) -> int:
         return self.counts["train_tok"] + self.counts["held_out_tok"]
 
+    @property
+    def _next_shard(self) -> Path:
+        return self.folder / f"chats-{self.counts['shards']:05d}.jsonl"
+
     def write(self, chats: Iterable[tuple[int, dict | None]]) -> None:
         """Store the next shard: (number, row) of all `next_numbers`; None for a failed chat."""
         lines = []
         for number, row in chats:
-            reason = self._why_not(row)
-            self.counts[reason or "kept"] += 1
-            if row is not None and reason is None:
+            fate = self._fate(row)
+            self.counts[fate] += 1
+            if row is not None and fate == "kept":
                 stored = {"number": number, "part": _part_of(row), **row}
                 self._note(stored)
                 lines.append(json.dumps(stored, ensure_ascii=False) + "\n")
@@ -169,12 +161,8 @@ class ChatFiles:
         written = {**self.identity, "hold_out": HOLD_OUT, "counts": dict(self.counts)}
         runs.write_json(self.manifest, written)
 
-    @property
-    def _next_shard(self) -> Path:
-        return self.folder / f"chats-{self.counts['shards']:05d}.jsonl"
-
-    def _why_not(self, row: dict | None) -> str | None:
-        """Why a chat is dropped; None if it is kept."""
+    def _fate(self, row: dict | None) -> str:
+        """Why a chat is dropped, or "kept"."""
         if row is None:
             return "unfinished"
         contents = [message["content"] for message in row["messages"]]
@@ -182,15 +170,10 @@ class ChatFiles:
             return "empty"
         if any(prompt_digest(text) in self._benchmark for text in contents):
             return "benchmark"
-        prompt, answer = _digests(row)
-        if prompt in self._prompts or answer in self._answers:
-            return "repeated"
-        return None
+        return "repeated" if self._texts & _digests(row) else "kept"
 
     def _note(self, row: dict) -> None:
-        prompt, answer = _digests(row)
-        self._prompts.add(prompt)
-        self._answers.add(answer)
+        self._texts |= _digests(row)
         part = row.get("part", "train").replace("-", "_")
         self.counts[f"{part}_tok"] += len(row.get("answer_ids", ()))
 
@@ -203,13 +186,13 @@ def _part_of(row: dict) -> str:
     return "held-out" if place < HOLD_OUT else "train"
 
 
-def _digests(row: dict) -> tuple[bytes, bytes]:
+def _digests(row: dict) -> set[bytes]:
     """Digests of everything before the answer, and of the answer.
 
     A second question alone may occur in many chats.
     """
     *before, answer = [message["content"] for message in row["messages"]]
-    return prompt_digest("\n".join(before)), prompt_digest(answer)
+    return {b"prompt " + prompt_digest("\n".join(before)), b"answer " + prompt_digest(answer)}
 
 
 def benchmark_texts(folder: str | Path | None = None) -> Iterator[str]:
@@ -220,9 +203,7 @@ def benchmark_texts(folder: str | Path | None = None) -> Iterator[str]:
         if suite.hub is not None and not in_folder:
             continue
         for prompt in load_suite(name, folder):
-            for text in (*prompt.turns, prompt.reference):
-                if text:
-                    yield text
+            yield from filter(None, (*prompt.turns, prompt.reference))
 
 
 class ChatWriter:
@@ -247,85 +228,55 @@ class ChatWriter:
         self.openings = [messages[-1]["content"] for messages in read_prompts(OPENINGS)]
         self.prompts = read_prompts(config.prompts)
         self.limit = self.target.position_limit or 1 << 30
-        self.longest = len(self.before) + config.prompt_tok + SLACK_TOK + config.answer_tok
-        if self.longest > self.limit:
-            why = f"a chat may grow to {self.longest} tokens, the target reads {self.limit}"
+        longest = len(self.before) + config.prompt_tok + config.answer_tok
+        if longest > self.limit:
+            why = f"a chat may grow to {longest} tokens, the target reads {self.limit}"
             raise SpecdecError(f"{why}; lower prompt_tok or answer_tok.")
 
-    def chats(self, numbers: Iterable[int]) -> Iterator[Generator]:
-        """A generator of forwards for each number, inside `pair.inference(plain=True)`.
-
-        It returns (number, row); the row is None if a prompt did not end, or is too long.
-        """
-        opened = self.target.new_cache(len(self.before))
-        ids = torch.tensor(self.before, device=self.target.device)
-        self.target.forward(ids, opened, last_only=True)
-        for number in numbers:
-            yield self._chat(number, opened)
-
-    def _chat(self, number: int, opened) -> Generator:
+    def chat(self, number: int) -> Generator:
+        """Forwards that return (number, row); the row is None if its prompt did not end or fit."""
         config = self.config
         rng = random.Random(f"chats/{config.seed}/{number}")
         temperatures, shares = zip(*TEMPERATURES, strict=True)
         temperature = rng.choices(temperatures, shares)[0]
-        # 1. room for the longest chat: a made-up prompt, or a given one, and the answer
-        is_given = number < len(self.prompts)
-        room = self.longest
-        if is_given:
-            prompt_tok = len(self.pair.ids_of(self.prompts[number]))
-            room = max(room, prompt_tok + config.answer_tok)
-        text = _Text(self.target, min(room, self.limit), opened, self.before)
-        # 2. the prompt
-        if is_given:
+        # 1. the prompt
+        if number < len(self.prompts):
             messages = self.prompts[number]
         else:
-            messages = yield from self._made_up(text, rng)
+            messages = yield from self._made_up(rng)
         if messages is None:
             return number, None
         prompt = self.pair.ids_of(messages)
         if len(prompt) + config.answer_tok > self.limit:
             return number, None
-        # 3. its answer
+        # 2. its answer
         stops = self.pair.stop_tokens
-        answer = yield from text.continued(prompt, config.answer_tok, stops, temperature, rng)
+        answer = yield from self._continued(prompt, config.answer_tok, stops, temperature, rng)
         messages = [*messages, {"role": "assistant", "content": self.pair.text_of(answer)}]
         return number, {"temperature": temperature, "messages": messages, "answer_ids": answer}
 
-    def _made_up(self, text: _Text, rng: random.Random) -> Generator:
-        """A prompt in the target's own words, as text; None if it does not end."""
+    def _made_up(self, rng: random.Random) -> Generator:
+        """A prompt in the target's own words, as messages; None if it does not end."""
         tokenizer = self.pair.tokenizer
         opening = tokenizer.encode(rng.choice(self.openings), add_special_tokens=False)
         limit = self.config.prompt_tok - len(opening)
         begun = [*self.before, *opening]
-        written = yield from text.continued(begun, limit, self.breaks, PROMPT_TEMPERATURE, rng)
+        written = yield from self._continued(begun, limit, self.breaks, PROMPT_TEMPERATURE, rng)
         if not written or written[-1] not in self.turn_ends:
             return None
         content = tokenizer.decode([*opening, *written[:-1]]).strip()
         return [{"role": "user", "content": content}]
 
-
-class _Text:
-    """The content of one cache, which begins as that of `opened`, and its continuation."""
-
-    def __init__(self, target, room: int, opened, ids: Sequence[int]):
-        self.target = target
-        self.ids = list(ids)
-        self.cache = target.new_cache(room)
-        self.cache.append(opened, 0, len(opened))
-
-    def continued(self, ids: list[int], most: int, stops, temperature: float, rng) -> Generator:
-        """At most `most` tokens after `ids`, up to the first of `stops`; reads what is missing."""
-        # the last one is always read: its row picks the first token
-        shared = len(commonprefix([self.ids, ids[:-1]]))
-        self.cache.truncate(shared)
-        unread = ids[shared:]
+    def _continued(self, ids: list[int], limit: int, stops, temperature: float, rng) -> Generator:
+        """At most `limit` tokens after `ids`, up to the first of `stops`."""
+        cache = self.target.new_cache(len(ids) + max(0, limit))
+        unread = ids
         written: list[int] = []
-        while len(written) < most and (not written or written[-1] not in stops):
+        while len(written) < limit and not (written and written[-1] in stops):
             tokens = torch.tensor(unread, device=self.target.device)
-            rows = yield TargetForward(self.target, tokens, self.cache, last_only=True)
+            rows = yield TargetForward(self.target, tokens, cache, last_only=True)
             written.append(draw(rows.logits[-1], temperature, rng))
             unread = written[-1:]
-        self.ids = [*ids, *written[:-1]]
         return written
 
 
@@ -345,28 +296,24 @@ def read_prompts(path: Path) -> list[list[dict]]:
     A line is plain text ("\\n" is a line break) or, in a .jsonl file, JSON with `prompt` or
     `messages`. Of `messages`, all up to the last user's are used.
     """
-    is_json = Path(path).suffix == ".jsonl"
     prompts = []
-    # texts may contain other line ends
-    for number, line in enumerate(read_text(path, "give a file of prompts").split("\n"), 1):
-        if not line.strip():
-            continue
-        if not is_json:
+    if Path(path).suffix != ".jsonl":
+        for line in read_text(path, "give a file of prompts").split("\n"):
             content = line.strip().replace("\\n", "\n")
-            prompts.append([{"role": "user", "content": content}])
-            continue
-        where = f"{path}, line {number}"
-        row = json_line(line, where, "write one JSON object per line")
-        prompt = []
-        try:
-            for message in row.get("messages") or [{"role": "user", "content": row["prompt"]}]:
-                prompt.append({"role": str(message["role"]), "content": "" + message["content"]})
-            while prompt[-1]["role"] != "user":
-                prompt.pop()
-        except (KeyError, IndexError, TypeError, AttributeError):
-            why = f"{where}: neither `prompt` nor `messages` with a user's"
-            raise SpecdecError(f"{why}; give one of them.") from None
-        prompts.append(prompt)
+            if content:
+                prompts.append([{"role": "user", "content": content}])
+    else:
+        for where, row in json_lines(path, "give a file of prompts"):
+            prompt = []
+            try:
+                for turn in row.get("messages") or [{"role": "user", "content": row["prompt"]}]:
+                    prompt.append({"role": str(turn["role"]), "content": "" + turn["content"]})
+                while prompt[-1]["role"] != "user":
+                    prompt.pop()
+            except (KeyError, IndexError, TypeError, AttributeError):
+                why = f"{where}: neither `prompt` nor `messages` with a user's"
+                raise SpecdecError(f"{why}; give one of them.") from None
+            prompts.append(prompt)
     if not prompts:
         raise SpecdecError(f"{path} holds no prompt; write one a line.")
     return prompts

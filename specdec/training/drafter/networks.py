@@ -20,7 +20,7 @@ from specdec.models.target import Target
 from specdec.training.drafter.ttt import draft_vocabulary
 from specdec.training.loop import compute_dtype
 
-KINDS = ("eagle3", "block", "eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")
+KINDS = ("eagle3", "block", "eagle1", "griffin", "medusa", "hydra", "lm")
 # of a fresh language model
 LM_LAYERS = 2
 # positions of a fresh block drafter, whose mask is token 0
@@ -54,7 +54,7 @@ def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str
     last = replace(config, generation=1, num_taps=1, taps=last_tap, fc_bias=True)
     if kind in ("eagle3", "block"):
         taps = default_taps(text.num_hidden_layers)
-        config = replace(config, taps=taps, fc_norm=settings.fc_norm, num_layers=settings.layers)
+        config = replace(config, taps=taps, fc_norm=settings.fc_norm)
         network = network_of(replace(config, block=BLOCK) if kind == "block" else config)
     elif kind in ("eagle1", "griffin"):
         network = network_of(replace(last, griffin=kind == "griffin"))
@@ -103,27 +103,21 @@ def begun(
 ) -> nn.Module:
     """The drafter in `start_from`, or `new_network`.
 
-    A block drafter can begin as an EAGLE-3 drafter: its weights are made smaller, and further
-    layers change nothing at first.
+    A block drafter can begin as an EAGLE-3 drafter, whose weights are made smaller.
     """
-    if settings.layers > 1 and kind != "block":
-        raise SpecdecError(f"only a block drafter has several layers, not {kind}.")
     if not start_from:
         return new_network(model, settings, answer_counts, seed, kind)
     network = load_network(start_from, model)
     if kind != "block" or network.config.block:
         return network
     torch.manual_seed(seed)
-    block = network_of(replace(network.config, block=BLOCK, num_layers=settings.layers))
+    block = network_of(replace(network.config, block=BLOCK))
     block.load_state_dict(network.state_dict(), strict=False)
     attention = block.midlayer.self_attn
     for part in (attention.q_proj, attention.k_proj, attention.o_proj):
         part.weight.data /= TEMPERED
     block.fc.weight.data /= TEMPERED
     block.midlayer.mlp.down_proj.weight.data /= TEMPERED
-    for layer in block.layers.values():
-        layer.self_attn.o_proj.weight.data.zero_()
-        layer.mlp.down_proj.weight.data.zero_()
     return block
 
 

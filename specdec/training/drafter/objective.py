@@ -90,21 +90,21 @@ class FrozenTarget:
 
     @torch.no_grad()
     def continued(
-        self, batch: TokenBatch, slots: Tensor, drafted: Tensor, caches: list | None = None
-    ) -> Tensor:
-        """The target's output along other continuations of its rows: float32 logits [B, A, K, V].
+        self, batch: TokenBatch, slots: Tensor, drafted: Tensor
+    ) -> tuple[Tensor, list[TreeCache]]:
+        """The target along other continuations of its rows: float32 logits [B, A, K, V], caches.
 
         slots [B, A], drafted int64 [B, A, K]: window a follows the tokens up to slots[a] + 1 of its
-        document, and the logits at t verify drafted[a, t]. caches: receives each row's cache.
+        document, and the logits at t verify drafted[a, t]. One cache per row.
         """
         documents = documents_of(batch)
         logits = []
-        for row in range(len(batch.ids)):
-            along, cache = self._branched(batch.ids[row], documents[row], slots[row], drafted[row])
+        caches = []
+        for row in zip(batch.ids, documents, slots, drafted, strict=True):
+            along, cache = self._branched(*row)
             logits.append(along)
-            if caches is not None:
-                caches.append(cache)
-        return torch.stack(logits)
+            caches.append(cache)
+        return torch.stack(logits), caches
 
     @torch.no_grad()
     def greedy(
@@ -112,8 +112,8 @@ class FrozenTarget:
     ) -> tuple[Tensor, Tensor]:
         """The target's own greedy windows: (tokens [B, A, K], logits [B, A, K, V] along them).
 
-        Zeros where not `needed` [B, A]. logits and caches: from `continued` for any windows from
-        these slots, whose first logits are the same.
+        Zeros where not `needed` [B, A]. logits, caches: of any windows from these slots, whose
+        first logits are the same.
         """
         tokens = torch.zeros(logits.shape[:-1], dtype=torch.long, device=slots.device)
         along = torch.zeros_like(logits)
@@ -176,14 +176,13 @@ class FrozenTarget:
 class Objective(Protocol):
     """What a drafter is trained for: a frozen dataclass, whose fields go into a run's plan."""
 
-    updates = 1  # optimiser steps per `collect`
     network = "eagle3"  # the kind that it trains
 
-    def prepare(self, drafter, target: FrozenTarget) -> None:
-        """Called once: may change the drafter's modules, or refuse one that does not fit."""
+    def prepare(self, drafter, target: FrozenTarget, batches: Iterable[TokenBatch]) -> Objective:
+        """Called once: the objective, with what it measures on the first batches.
 
-    def measured(self, drafter, target: FrozenTarget, batches: Iterable[TokenBatch]) -> Objective:
-        """Called once after `prepare`: the objective with what it measures on the first batches."""
+        It may change the drafter's modules, or refuse one that does not fit.
+        """
         return self
 
     def collect(self, drafter, target: FrozenTarget, batch: TokenBatch) -> TokenBatch:

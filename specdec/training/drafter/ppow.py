@@ -7,7 +7,7 @@ other, as in GRPO:
     A = (R - mean of the group) / (its standard deviation + delta)            0 where all are equal
     R = k / (k gamma + 1) + eta [k = 0] [Delta < epsilon]
 
-Without a reward it is distillation on the drafter's own text, or on the target's.
+Without a reward it is distillation on the drafter's own text.
 
 A window at slot i follows the tokens up to i + 1: its state is that of slot i in `ttt.unroll`,
 which reads the target's features of positions up to i and the tokens up to i + 1, as in a decoding
@@ -37,48 +37,36 @@ PAID_FRAC = 0.2
 CHOICES = {
     "places": ("adaptive", "errors"),
     "curriculum": ("gradual", "switched"),
-    "rollout": ("drafter", "text", "mixed"),
-    "verify": ("sampled", "greedy", "expected"),
-    "reward": ("cost_aware", "raw", "measured", "none"),
-    "divergence": ("reverse_kl", "forward_kl", "jsd", "tv"),
+    "reward": ("cost_aware", "measured", "none"),
+    "divergence": ("reverse_kl", "forward_kl"),
 }
 
 
 @dataclass(frozen=True)
 class Ppow(Objective):
-    """PPOW and its ablations. The comment behind each default gives its source.
+    """PPOW and its ablations.
 
-    window (K), group (G), places_per_row: windows' length, windows per place, places in each row.
-    places: where the hard windows are. "adaptive": with probability proportional to the window's
-        mean criticality (`divergence_along`). "errors": where the drafter's first choice is not
-        the target's.
-    hard_from, hard_to, curriculum, curriculum_steps: the hard share of all places; the others are
-        uniform. It rises linearly over so many steps ("gradual"), or jumps after them ("switched").
-    rollout: the author of the windows: the drafter, the text, or one of both, at even odds.
-    verify: the number of accepted tokens: rejection "sampled" once, "greedy" matches, or the
-        "expected" number.
-    reward: "cost_aware" k / (k gamma + 1), gamma the cost of a drafted token over one of the
-        target; "raw" k; "measured" speedups[k]; "none".
-    eta, epsilon: proximity reward, paid if k = 0 and the target finds the window less than epsilon
-        nats worse than its own greedy one. eta 0 disables it. epsilon None: measured before the
-        first step.
-    clip, delta, updates: of the clipped objective; `updates` optimiser steps share the windows.
-    after_rejection: also reinforce tokens behind the first rejected one.
-    beta, divergence: weight and kind of the divergence from the target at every drafted token.
-        Forward KL renormalises the target over the draft vocabulary.
-    temperature: of drafter and target alike. detach: no gradient through states inside a window.
+    places: hard windows begin with probability proportional to their mean criticality
+        (`divergence_along`): "adaptive"; or where the drafter's first choice is not the target's:
+        "errors". All others begin anywhere.
+    curriculum: the share of hard places rises linearly over curriculum_steps ("gradual"), or jumps
+        after them ("switched").
+    reward: for k accepted tokens "cost_aware" k / (k gamma + 1), gamma the cost of a drafted token
+        over one of the target; "measured" speedups[k]; "none".
+    eta, epsilon: paid too if k = 0 and the target finds the window less than epsilon nats worse
+        than its own greedy one. None: measured before the first step.
+    divergence: from the target at every drafted token. Forward KL renormalises the target over the
+        draft vocabulary.
     """
 
-    window: int = 10  # the paper's
-    group: int = 8  # the paper's
+    window: int = 10  # K, the paper's
+    group: int = 8  # G, the paper's
     places_per_row: int = 4  # ours; the paper's algorithm has one per prefix
     places: str = "adaptive"  # the paper's
     hard_from: float = 0.2  # ours: the paper says "a smaller proportion"
     hard_to: float = 0.8  # ours
     curriculum: str = "gradual"  # the paper's; its Figure 4 shows "switched"
     curriculum_steps: int = 1000  # ours; 44,000 in Figure 4
-    rollout: str = "drafter"  # the paper's
-    verify: str = "sampled"  # the paper's
     reward: str = "cost_aware"  # the paper's
     gamma: float = 0.12  # the paper's
     speedups: tuple[float, ...] = ()  # ours: measured per accepted length 0 .. K
@@ -87,36 +75,26 @@ class Ppow(Objective):
     epsilon: float | None = 2.0
     clip: float = 0.2  # ours
     delta: float = 1e-6  # ours
-    updates: int = 1  # ours
-    after_rejection: bool = True  # the paper's
     beta: float = 0.04  # ours
     divergence: str = "reverse_kl"  # the paper's
-    temperature: float = 1.0  # ours
-    detach: bool = False  # ours
     seed: int = 0
 
     def __post_init__(self):
         for name, allowed in CHOICES.items():
             check_name(name, getattr(self, name), allowed)
-        for name in ("window", "group", "places_per_row", "updates", "curriculum_steps"):
+        for name in ("window", "group", "places_per_row", "curriculum_steps"):
             check_integer(name, getattr(self, name), 1)
-        if self.reward == "none":
-            return
-        if self.group < 2:
+        if self.reward != "none" and self.group < 2:
             raise SpecdecError("a group of 1 leaves nothing to compare with; raise group.")
-        if self.rollout != "drafter":
-            raise SpecdecError("only drafted windows can be rewarded; set rollout to drafter.")
         if self.reward == "measured" and len(self.speedups) != self.window + 1:
             raise SpecdecError(f"the measured reward needs speedups for 0 to {self.window} tokens.")
 
-    def prepare(self, drafter, target: FrozenTarget) -> None:
+    def prepare(self, drafter, target: FrozenTarget, batches: Iterable[TokenBatch]) -> Ppow:
+        """With epsilon, if None, set so that PAID_FRAC of the windows with k = 0 are below it."""
         if drafter.config.generation != 3:
             raise SpecdecError("windows are drafted by EAGLE-3 drafters; this is another kind.")
         if target.embedding.device.type == "cpu":
             fuse_norms(drafter)
-
-    def measured(self, drafter, target: FrozenTarget, batches: Iterable[TokenBatch]) -> Ppow:
-        """With epsilon, if None, set so that PAID_FRAC of the windows with k = 0 are below it."""
         if self.epsilon is not None or self.reward == "none" or not self.eta:
             return self
         unpaid = replace(self, epsilon=0.0)
@@ -137,47 +115,43 @@ class Ppow(Objective):
         # 1. where windows begin; a group begins at the same place
         places, usable, hard_frac = self._choose_places(drafter, target, batch, generator)
         slots = places.repeat_interleave(self.group, 1)
-        # the text's tokens in windows written by the text, -1 in the drafter's
-        odds = {"drafter": 0.0, "text": 1.0, "mixed": 0.5}[self.rollout]
-        draws = torch.rand(slots.shape, generator=generator, device=slots.device)
-        text = text_windows(batch, slots, self.window)
-        fixed = torch.where((draws < odds)[..., None], text, -1)
+        # the trainings of the committed tables drew one more number per window
+        torch.rand(slots.shape, generator=generator, device=slots.device)
 
         def draw(logits: Tensor) -> Tensor:
-            probs = torch.softmax(logits / self.temperature, -1)
+            probs = torch.softmax(logits, -1)
             flat = torch.multinomial(probs.flatten(0, -2), 1, generator=generator)
             return flat.view(probs.shape[:-1])
 
         # 2. the drafter drafts them, and the target reads all of them in one forward per row
-        drafted, logits = roll_out(drafter, target.embedding, batch, slots, fixed, draw)
-        compared = self.reward != "none" and self.eta > 0
-        assert self.epsilon is not None or not compared, "epsilon is to be `measured` first"
-        caches: list | None = [] if compared else None
-        target_logits = target.continued(batch, slots, drafted, caches)
-        tempered = target_logits / self.temperature
+        drafted, logits = roll_out(drafter, target.embedding, batch, slots, self.window, draw)
+        target_logits, caches = target.continued(batch, slots, drafted)
         columns = columns_of(drafter, drafted)
-        log_p_drafted = token_log_probs(tempered, drafted)
-        log_q = torch.log_softmax(logits / self.temperature, -1)
-        log_q_drafted = at_columns(log_q, columns)
-        # 3. how many tokens are accepted
-        log_probs = log_p_drafted, log_q_drafted
-        accepted, none_frac = self._verify(tempered, drafted, *log_probs, generator)
+        log_p_drafted = token_log_probs(target_logits, drafted)
+        log_q_drafted = at_columns(torch.log_softmax(logits, -1), columns)
+        # 3. rejection sampling: k tokens are accepted
+        chance = (log_p_drafted - log_q_drafted).clamp(max=0).exp()
+        draws = torch.rand(chance.shape, generator=generator, device=chance.device)
+        accepted = (draws < chance).float().cumprod(-1).sum(-1)
         # 4. how far a window without any is from the target's own greedy one
-        gap = torch.full_like(none_frac, float("inf"))
-        needed = (none_frac > 0).unflatten(1, (-1, self.group)).any(-1) & usable
-        if compared and bool(needed.any()):
+        is_none = accepted == 0
+        gap = torch.full_like(accepted, float("inf"))
+        needed = is_none.unflatten(1, (-1, self.group)).any(-1) & usable
+        if self.reward != "none" and self.eta and bool(needed.any()):
+            assert self.epsilon is not None, "`prepare` measures epsilon first"
             first = target_logits[:, :: self.group]
             tokens, along = target.greedy(batch, places, first, caches, needed)
-            best = token_log_probs(along / self.temperature, tokens).sum(-1)
+            best = token_log_probs(along, tokens).sum(-1)
             gap = best.repeat_interleave(self.group, 1) - log_p_drafted.sum(-1)
         # 5. the reward: speed, and proximity where nothing was accepted
-        near = self.eta * none_frac * (gap < (self.epsilon or 0.0))
-        rewards = self._speed_reward(accepted) + near
-        log_p = tempered[..., vocabulary_ids(drafter)] - tempered.logsumexp(-1, keepdim=True)
+        near = is_none & (gap < (self.epsilon or 0.0))
+        rewards = self._speed_reward(accepted) + self.eta * near
+        log_p = target_logits[..., vocabulary_ids(drafter)]
+        log_p = log_p - target_logits.logsumexp(-1, keepdim=True)
         windows = Windows(
             slots, drafted, columns, log_p, log_q_drafted, accepted, rewards, usable, gap
         )
-        measures = self._measures(windows, none_frac, near, hard_frac)
+        measures = self._measures(windows, near) | {"hard_frac": hard_frac}
         return replace(batch, collected=(windows, measures))
 
     def _choose_places(self, drafter, target, batch: TokenBatch, generator):
@@ -207,62 +181,32 @@ class Ppow(Objective):
         slots = torch.multinomial(chance.float(), count, replacement=True, generator=generator)
         return slots, usable[:, None].expand(-1, count), hard
 
-    def _verify(self, logits, drafted, log_p, log_q, generator) -> tuple[Tensor, Tensor]:
-        """(number of accepted tokens [B, A], probability of none [B, A])."""
-        if self.verify == "greedy":
-            chance = (logits.argmax(-1) == drafted).float()
-        else:
-            chance = (log_p - log_q).clamp(max=0).exp()
-        if self.verify == "sampled":
-            draws = torch.rand(chance.shape, generator=generator, device=chance.device)
-            chance = (draws < chance).float()
-        return chance.cumprod(-1).sum(-1), 1 - chance[..., 0]
-
     def _speed_reward(self, accepted: Tensor) -> Tensor:
         """The reward for so many accepted tokens [..]."""
         if self.reward == "cost_aware":
             return accepted / (accepted * self.gamma + 1)
-        if self.reward == "raw":
-            return accepted
-        if self.reward == "none":
-            return torch.zeros_like(accepted)
-        # measured: linear between integers
-        table = accepted.new_tensor((*self.speedups, self.speedups[-1]))
-        below = accepted.long()
-        return torch.lerp(table[below], table[below + 1], accepted - below)
+        if self.reward == "measured":
+            return accepted.new_tensor(self.speedups)[accepted.long()]
+        return torch.zeros_like(accepted)
 
-    def _measures(self, windows: Windows, none_frac: Tensor, near: Tensor, hard_frac: float):
+    def _measures(self, windows: Windows, near: Tensor) -> dict:
         """The values of a training curve, over the usable windows."""
         usable = windows.usable.repeat_interleave(self.group, 1)
         count = usable.sum().clamp(min=1)
-
-        def mean(values: Tensor) -> float:
-            return float((values * usable).sum() / count)
-
         rewards = windows.rewards.unflatten(1, (-1, self.group))
         same = (rewards == rewards[..., :1]).all(-1) & windows.usable
-        mass = windows.log_p.logsumexp(-1).exp().mean(-1)
         return {
-            "reward": mean(windows.rewards),
-            "accepted_tok": mean(windows.accepted),
-            "none_frac": mean(none_frac),
-            "proximity_frac": mean((near > 0).float()),
-            "paid_frac": mean((near > 0).float()) / max(mean(none_frac), 1e-9),
+            "reward": float((windows.rewards * usable).sum() / count),
+            "accepted_tok": float((windows.accepted * usable).sum() / count),
+            "proximity_frac": float((near & usable).sum() / count),
             "epsilon": self.epsilon or 0.0,
             "zero_variance_frac": float(same.sum() / windows.usable.sum().clamp(min=1)),
-            "missing_mass_frac": 1 - mean(mass),
-            "hard_frac": hard_frac,
-            "windows": int(usable.sum()),
         }
 
     def __call__(self, drafter, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
         windows, measures = batch.collected
         # 1. the windows once more, now with gradients
-        features = batch.output.features.to(target.embedding.dtype)
-        places = windows.slots, windows.drafted, self.detach
-        states = unroll(drafter, target.embedding, features, batch, self.window, *places)
-        logits = [wide(drafter.head(hidden, step)) for step, hidden in enumerate(states)]
-        log_q = torch.log_softmax(torch.stack(logits, 2) / self.temperature, -1)
+        log_q = window_log_probs(drafter, target, batch)
         # 2. the divergence from the target at every drafted token
         usable = windows.usable.repeat_interleave(self.group, 1)
         count = usable.sum().clamp(min=1) * self.window
@@ -274,14 +218,8 @@ class Ppow(Objective):
         # 3. the clipped gain of each token, by its window's advantage in its group
         advantages = group_advantages(windows.rewards, self.group, self.delta)[..., None]
         log_ratio = at_columns(log_q, windows.columns) - windows.log_q
-        gain, clipped = clipped_gain(log_ratio, advantages, self.clip)
-        counted = usable[..., None].expand(-1, -1, self.window)
-        if not self.after_rejection:
-            steps = torch.arange(self.window, device=counted.device)
-            counted = counted & (steps <= windows.accepted[..., None])
-        policy = (gain * counted).sum() / count
-        measures["clip_frac"] = float((clipped & counted).sum() / counted.sum().clamp(min=1))
-        return self.beta * kl - policy, measures
+        gain = clipped_gain(log_ratio, advantages, self.clip)
+        return self.beta * kl - (gain * usable[..., None]).sum() / count, measures
 
 
 @dataclass(frozen=True)
@@ -294,7 +232,7 @@ class Windows:
 
     slots: Tensor  # [B, A]
     drafted: Tensor  # [B, A, K] ids of the target
-    columns: Tensor  # [B, A, K] of the head, -1 for a token that cannot be drafted
+    columns: Tensor  # [B, A, K] of the head
     log_p: Tensor  # [B, A, K, Vd]
     log_q: Tensor  # [B, A, K]
     accepted: Tensor  # [B, A]
@@ -312,12 +250,10 @@ def group_advantages(rewards: Tensor, group: int, delta: float) -> Tensor:
     return (centred / (centred.square().mean(-1, keepdim=True).sqrt() + delta)).flatten(-2)
 
 
-def clipped_gain(log_ratio: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """(min(r A, clip(r) A), whether the clip took effect)."""
+def clipped_gain(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
+    """min(r A, clip(r, 1 - clip, 1 + clip) A)."""
     ratio = log_ratio.exp()
-    plain = ratio * advantages
-    bounded = ratio.clamp(1 - clip, 1 + clip) * advantages
-    return torch.minimum(plain, bounded), bounded < plain
+    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
 
 
 def divergence(name: str, log_q: Tensor, log_p: Tensor) -> Tensor:
@@ -325,20 +261,10 @@ def divergence(name: str, log_q: Tensor, log_p: Tensor) -> Tensor:
 
     log_p: the target's over the draft vocabulary; the missing mass is outside.
     """
-    q = log_q.exp()
-    p = log_p.exp()
     if name == "reverse_kl":
-        return (q * (log_q - log_p)).sum(-1)
-    if name == "forward_kl":
-        inside = torch.log_softmax(log_p, -1)
-        return (inside.exp() * (inside - log_q)).sum(-1)
-    if name == "tv":
-        return 1 - torch.minimum(p, q).sum(-1)
-    # Jensen-Shannon: outside the draft vocabulary the mixture is half of P
-    log_2 = torch.log(log_p.new_tensor(2.0))
-    middle = torch.logaddexp(log_p, log_q) - log_2
-    outside = (1 - p.sum(-1)).clamp(min=0) * log_2
-    return 0.5 * ((q * (log_q - middle)).sum(-1) + (p * (log_p - middle)).sum(-1) + outside)
+        return (log_q.exp() * (log_q - log_p)).sum(-1)
+    inside = torch.log_softmax(log_p, -1)
+    return (inside.exp() * (inside - log_q)).sum(-1)
 
 
 def window_starts(batch: TokenBatch, window: int) -> Tensor:
@@ -358,37 +284,37 @@ def window_starts(batch: TokenBatch, window: int) -> Tensor:
 
 @torch.no_grad()
 def roll_out(
-    network, embedding: Tensor, batch: TokenBatch, slots: Tensor, fixed: Tensor, choose: Callable
+    network, embedding: Tensor, batch: TokenBatch, slots: Tensor, window: int, choose: Callable
 ) -> tuple[Tensor, Tensor]:
     """Windows from `slots` [B, A]: (drafted [B, A, K] as target ids, logits [B, A, K, Vd]).
 
-    batch: with the target's `output`. choose(logits [B, A, Vd]) -> columns [B, A]. fixed [B, A, K]:
-    given tokens; below 0 the drafter chooses.
+    batch: with the target's `output`. choose(logits [B, A, Vd]) -> columns [B, A].
     """
     ids = vocabulary_ids(network)
-    steps = fixed.shape[-1]
     # the unrolling reads `drafted` when a step begins, so that it may be filled on the way
-    drafted = fixed.clone()
+    drafted = torch.zeros((*slots.shape, window), dtype=torch.long, device=slots.device)
     logits = []
     features = batch.output.features.to(embedding.dtype)
-    states = unroll(network, embedding, features, batch, steps, slots, drafted)
+    states = unroll(network, embedding, features, batch, window, slots, drafted)
     for step, hidden in enumerate(states):
         logits.append(wide(network.head(hidden, step)))
-        chosen = ids[choose(logits[-1])]
-        drafted[..., step] = torch.where(fixed[..., step] < 0, chosen, fixed[..., step])
+        drafted[..., step] = ids[choose(logits[-1])]
     return drafted, torch.stack(logits, 2)
 
 
-def text_windows(batch: TokenBatch, slots: Tensor, window: int) -> Tensor:
-    """The text's tokens in the windows, token 0 past the end. slots [B, A] -> [B, A, window]"""
-    places = slots[..., None] + 2 + torch.arange(window, device=slots.device)
-    padded = F.pad(batch.ids, (0, window + 2))
-    return padded.gather(1, places.flatten(1)).view_as(places)
+def window_log_probs(network, target: FrozenTarget, batch: TokenBatch) -> Tensor:
+    """The drafter's log-probabilities [B, A, K, Vd] along the windows that `batch` collected."""
+    windows, _ = batch.collected
+    features = batch.output.features.to(target.embedding.dtype)
+    places = windows.drafted.shape[-1], windows.slots, windows.drafted
+    states = unroll(network, target.embedding, features, batch, *places)
+    logits = [wide(network.head(hidden, step)) for step, hidden in enumerate(states)]
+    return torch.log_softmax(torch.stack(logits, 2), -1)
 
 
 def at_columns(values: Tensor, columns: Tensor) -> Tensor:
-    """values [.., Vd] at the head's columns [..]; those of -1 give that of column 0."""
-    return values.gather(-1, columns.clamp(min=0)[..., None]).squeeze(-1)
+    """values [.., Vd] at the head's columns [..]."""
+    return values.gather(-1, columns[..., None]).squeeze(-1)
 
 
 def token_log_probs(logits: Tensor, tokens: Tensor) -> Tensor:

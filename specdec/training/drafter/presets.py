@@ -2,10 +2,10 @@
 
 `cst` is continued supervised training of a trained drafter. `hass` on an EAGLE-3 drafter omits the
 distance from the target's features, since its states are not features. `medusa` and `hydra` teach
-their heads the text's tokens; `hydra++`, `block` and `lm` (FastDraft's last stage, and DistillSpec
-on given text) the target's distribution. `osd` learns only from the corrected positions of served
-text. `draft_opd` is our reading of an abstract: drafting resumes where verification found errors,
-and the target supervises everything drafted from there, accepted or not.
+their heads the text's tokens; `block` and `lm` (FastDraft's last stage) the target's
+distribution. `osd` learns only where the drafter's first choice for served text was wrong.
+`draft_opd` is our reading of an abstract: drafting resumes where verification found errors, and the
+target supervises everything drafted from there, accepted or not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from specdec.models.load import own_drafter, placement
 from specdec.policies.base import changed, setting
 from specdec.training.drafter.objective import Objective
 from specdec.training.drafter.ppow import Ppow
-from specdec.training.drafter.ttt import RULES, LossRules, Supervised, TrainingTimeTest
+from specdec.training.drafter.ttt import LossRules, Supervised, TrainingTimeTest
 from specdec.training.loop import rate_factor
 
 # ours, for small models, which accept less
@@ -30,39 +30,32 @@ _PPOW = Ppow(window=6, curriculum_steps=300, epsilon=None)
 _DISTILLED = Ppow(
     window=6, group=1, places_per_row=32, hard_from=0.0, hard_to=0.0, reward="none", beta=1.0
 )
-_FORWARD = replace(_DISTILLED, divergence="forward_kl")
 _ERRORS = replace(_DISTILLED, places="errors", hard_from=1.0, hard_to=1.0)
 _HASS = Supervised(
     LossRules(3, 1.0), labels="soft", soft_weight=0.1, top_k=10, top_weight=1.0, detach=True
 )
 _HASS_EAGLE1 = replace(_HASS, feature_weight=1.0, noise=0.2, network="eagle1")
-_ALIGNED = LossRules(3, 1.0, aligned_top=3)
 OBJECTIVES: dict[str, Objective] = {
     "ppow": _PPOW,
     # nats: 5 per token, to pay a fifth of smollm2's rejected windows
     "ppow-wide": replace(_PPOW, epsilon=30.0),
     "ppow-paper": Ppow(),
     "kl_only": replace(_PPOW, reward="none", beta=1.0),
-    "raw_reward": replace(_PPOW, reward="raw"),
-    "expected_reward": replace(_PPOW, verify="expected"),
     "cst": TrainingTimeTest(LossRules(steps=4)),
     "cst-hard": Supervised(LossRules(steps=4)),
-    "distillspec-forward": _FORWARD,
+    "distillspec-forward": replace(_DISTILLED, divergence="forward_kl"),
     "distillspec-reverse": _DISTILLED,
-    "distillspec-jsd": replace(_DISTILLED, divergence="jsd"),
-    "distillspec-tv": replace(_DISTILLED, divergence="tv"),
-    "distillspec-text": replace(_FORWARD, rollout="text"),
-    "distillspec-mixed": replace(_FORWARD, rollout="mixed"),
     "draft_opd": _ERRORS,
-    "osd": replace(_ERRORS, window=1, divergence="forward_kl", rollout="text"),
+    "osd": replace(_ERRORS, window=1, divergence="forward_kl"),
     "hass": _HASS,
     "hass-eagle1": _HASS_EAGLE1,
     "block": Supervised(LossRules(8), labels="soft", network="block"),
     "eagle1": replace(_HASS_EAGLE1, rules=LossRules(1), top_k=0, top_weight=0.0, detach=False),
-    "griffin": replace(_HASS_EAGLE1, rules=_ALIGNED, top_weight=0.5, network="griffin"),
+    "griffin": replace(
+        _HASS_EAGLE1, rules=LossRules(3, 1.0, aligned_top=3), top_weight=0.5, network="griffin"
+    ),
     "medusa": Supervised(LossRules(4), network="medusa"),
     "hydra": Supervised(LossRules(4), network="hydra"),
-    "hydra++": Supervised(LossRules(4), labels="soft", network="hydra++"),
     "lm": Supervised(LossRules(1), labels="soft", network="lm"),
 }
 
@@ -93,7 +86,6 @@ class Settings:
 
     draft_vocab_size: int | None = None  # None: the target's
     intermediate_size: int | None = None  # None: the target's
-    layers: int = 1  # of a block drafter that is fresh or begins as an EAGLE-3 drafter
     fc_norm: str | None = None  # before fc: "each" tap by itself, or "joint"
     learning_rate: float = 0.015
     head_rate: float | None = None  # of AdamW; None: as of Muon
@@ -109,6 +101,7 @@ class Settings:
     passes: int | None = None  # over a fixed text; steps is None then
     held_out: int = 0  # at most so many conversations of a fixed text, to measure on
     held_out_frac: float = 0.02
+    measure_every: int = 250  # steps between two measurements
     regenerate_chats: int = 0  # conversations that the target answers anew
     regenerated_frac: float = 0.75  # their share of the training text
     max_new_tokens: int = 256  # of these answers
@@ -124,17 +117,10 @@ class Settings:
         last_step = None if self.average_frac else last_step
         return rate_factor(step, last_step, self.warmup_steps, self.linear_end)
 
-    def is_measured(self, step: int) -> bool:
-        """Whether the drafter is measured before this step: 64, 91, 128, .., two per doubling."""
-        if step < 64:
-            return False
-        half_octave = math.floor(2 * math.log2(step / 64))
-        return half_octave > math.floor(2 * math.log2((step - 1) / 64))
-
 
 @dataclass(frozen=True)
 class Continued(Settings):
-    """Settings for continuing a trained drafter: measured at even intervals, the best weights kept.
+    """Settings for continuing a trained drafter: the best weights on held-out text are kept.
 
     The rate rises over 3 % of the steps, then falls as a cosine to zero.
     """
@@ -146,16 +132,13 @@ class Continued(Settings):
     passes: int | None = 1
     held_out: int = 24
     held_out_frac: float = 0.1
-    measure_every: int = 25  # steps
+    measure_every: int = 25
 
     def rate_factor(self, step: int, last_step: int | None) -> float:
         if last_step is None:
             return 1.0
         rise = min(1.0, (step + 1) / max(1.0, 0.03 * last_step))
         return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / last_step)))
-
-    def is_measured(self, step: int) -> bool:
-        return step % self.measure_every == 0
 
 
 @dataclass(frozen=True)
@@ -165,7 +148,6 @@ class Budget:
     minutes: float | None = None
     steps: int | None = None
     seed: int = 0
-    threads: int | None = None  # of the CPU, for the whole process
     device: str | None = None  # default a GPU if there is one
 
     def __post_init__(self):
@@ -179,9 +161,7 @@ class Budget:
         return preset.steps
 
     def place(self) -> torch.device:
-        """The device to train on. Sets the number of threads."""
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
+        """The device to train on."""
         return placement("auto", self.device or "auto")[1]
 
 
@@ -215,7 +195,7 @@ PRETRAINED = Settings(
     held_out=48,
 )
 PRESETS: dict[str, tuple[Settings, Objective]] = {
-    "paper": (PAPER, TrainingTimeTest(RULES["official"])),
+    "paper": (PAPER, TrainingTimeTest(LossRules(official=True))),
     "tiny": (TINY, TrainingTimeTest()),
     "small": (SMALL, TrainingTimeTest()),
     "pretrained": (PRETRAINED, TrainingTimeTest(LossRules(steps=4))),
@@ -225,12 +205,10 @@ PRESETS: dict[str, tuple[Settings, Objective]] = {
 
 
 def preset(
-    name: str, changes: dict | None = None, unroll: int | None = None, network: str = "eagle3"
+    name: str, changes: dict | None = None, network: str = "eagle3"
 ) -> tuple[Settings, Objective]:
-    """Settings and objective of one of PRESETS. unroll: another number of draft steps."""
+    """Settings, some of them changed, and objective of one of PRESETS."""
     settings, objective = PRESETS[check_name("drafter preset", name, PRESETS)]
-    if unroll is not None:
-        objective = replace(objective, rules=replace(objective.rules, steps=unroll))
     if (name, network) == ("pretrained", "griffin"):
         # at the preset's rates its loss diverges
         settings = replace(settings, learning_rate=0.001, head_rate=0.0005)
@@ -240,37 +218,33 @@ def preset(
 def training_named(
     system: str,
     target: str,
-    preset_name: str | None = None,
+    preset_name: str | None,
     changes=(),
     start_from=None,
-    *,
-    unroll: int | None = None,
+    own_text: bool = False,
     fields=(),
     objective: str = "ppow",
-    own_text: bool = False,
     seed: int = 0,
 ) -> tuple[Settings, Objective, Path | None]:
-    """(settings, objective, start_from) of `train_drafter` by names.
+    """(settings, objective, start_from) of `train_drafter` by the words of `specdec train`.
 
     system: "eagle3", "ppow", which continues a drafter, or another kind. changes, fields: strings
-    NAME=VALUE for the preset's settings and the objective. unroll: draft steps, of eagle3 only.
-    own_text: whether conversations are given; without them ppow's target writes its answers first.
+    NAME=VALUE for the preset's settings and the objective. own_text: whether conversations are
+    given; without them ppow's target writes its answers first.
     """
-    # 1. what is changed
-    other_settings = dict(setting("--set", "passes=2", text) for text in changes)
-    other_fields = dict(setting("--fields", "beta=0.1", text) for text in fields)
+    of_settings = dict(setting("--set", "passes=2", text) for text in changes)
+    of_objective = dict(setting("--fields", "beta=0.1", text) for text in fields)
     start_from = Path(start_from) if start_from else None
-    # 2. a drafter that is continued
-    if system == "ppow":
-        usual = "continued" if own_text else "continued-corpus"
-        settings, _ = preset(preset_name or usual, other_settings)
-        aim = objective_named(objective, other_fields, seed)
-        if aim.network != "eagle3":
-            return settings, aim, None
-        return settings, aim, start_from or own_drafter(target)
-    # 3. a drafter of one kind, fresh or continued
+    # 1. EAGLE-3's objective is the preset's
     if system == "eagle3":
-        settings, aim = preset(preset_name, other_settings, unroll)
-        return settings, aim, start_from
-    aim = objective_named("hass-eagle1" if system == "hass" else system, other_fields, seed)
-    return preset(preset_name, other_settings, network=aim.network)[0], aim, start_from
+        return *preset(preset_name, of_settings), start_from
+    # 2. a drafter of another kind
+    if system != "ppow":
+        name = "hass-eagle1" if system == "hass" else system
+        aim = objective_named(name, of_objective, seed)
+        return preset(preset_name, of_settings, aim.network)[0], aim, start_from
+    # 3. an EAGLE-3 drafter that is continued, by default the target's own
+    aim = objective_named(objective, of_objective, seed)
+    usual = "continued" if own_text else "continued-corpus"
+    settings = preset(preset_name or usual, of_settings)[0]
+    return settings, aim, start_from or own_drafter(target)

@@ -29,7 +29,6 @@ from specdec.models.eagle_network import (
     rotate,
     vocabulary_ids,
 )
-from specdec.models.heads import HeadsNetwork
 from specdec.models.small_lm import LMNetwork
 from specdec.training.drafter.objective import (
     FrozenTarget,
@@ -45,9 +44,8 @@ from specdec.training.loop import seeded
 
 @dataclass(frozen=True)
 class LossRules:
-    """Which slots count, and how much. `RULES` holds EAGLE-3's official ones and ours.
+    """Which slots count, and how much: step s weighs decay**s.
 
-    steps, decay: step s weighs decay**s; EAGLE-3 unrolls 7 steps at 0.8.
     official: a position counts if its loss_mask is 1, a uniform distribution is taught where the
         stream runs out of teacher, and each step's sum is divided by all B * S slots. Ours: the
         token read and the token taught have loss_mask 1, as in drafting inside an answer; the sum
@@ -65,9 +63,6 @@ class LossRules:
         check_integer("steps", self.steps, 1)
 
 
-RULES = {"official": LossRules(official=True), "ours": LossRules()}
-
-
 @dataclass(frozen=True)
 class TrainingTimeTest(Objective):
     """EAGLE-3's objective.
@@ -78,12 +73,13 @@ class TrainingTimeTest(Objective):
     position does and the target's likeliest token is in the draft vocabulary.
     """
 
-    rules: LossRules = RULES["ours"]
+    rules: LossRules = LossRules()
 
-    def prepare(self, drafter, target: FrozenTarget) -> None:
+    def prepare(self, drafter, target: FrozenTarget, batches) -> Objective:
         # on a CPU autograd's intermediate tensors cost more than the small matrix products
         if target.embedding.device.type == "cpu":
             fuse_norms(drafter)
+        return self
 
     def __call__(self, drafter, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
         return Supervised(self.rules, labels="soft")(drafter, target, batch)
@@ -114,12 +110,13 @@ class Supervised(Objective):
     def __post_init__(self):
         check_name("labels", self.labels, ("soft", "hard"))
 
-    def prepare(self, drafter, target: FrozenTarget) -> None:
+    def prepare(self, drafter, target: FrozenTarget, batches) -> Objective:
         if self.feature_weight and drafter.config.generation != 1:
             raise SpecdecError("this drafter's states are no features; set feature_weight to 0.")
         heads = getattr(drafter.config, "num_heads", 0) or getattr(drafter.config, "block", 0)
         if heads and self.rules.steps > heads:
             raise SpecdecError(f"the drafter has {heads} heads; lower rules.steps.")
+        return self
 
     def __call__(self, drafter, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
         # 1. the labels, and the slots that count at some step
@@ -182,7 +179,7 @@ class Supervised(Objective):
         losses = torch.stack(losses) / divisor
         accuracies = torch.stack(hits) / (measured + 1e-6)
         weights = rules.decay ** torch.arange(rules.steps, device=losses.device)
-        measures = {"counted_tok": int(counts[0]), "missing_mass_frac": teacher.missing_mass_frac}
+        measures = {"counted_tok": int(counts[0])}
         for step in range(rules.steps):
             measures[f"loss_{step}"] = float(losses[step].detach())
             measures[f"accuracy_{step}"] = float(accuracies[step])
@@ -217,18 +214,12 @@ class Supervised(Objective):
 
 @dataclass(frozen=True)
 class Teacher:
-    """The target's distributions over the draft vocabulary at the R positions that may count.
+    """The target's distributions over the draft vocabulary at the R positions that may count."""
 
-    probs [R, Vd], best [R]: their likeliest column. row [B, S]: the row of stream position p, or -1
-    if p does not count. masked_tok [steps]: the official accuracies' denominators.
-    missing_mass_frac: mean probability outside the draft vocabulary, before renormalising.
-    """
-
-    probs: Tensor
-    best: Tensor
-    row: Tensor
-    masked_tok: Tensor
-    missing_mass_frac: float
+    probs: Tensor  # [R, Vd]
+    best: Tensor  # [R] their likeliest column
+    row: Tensor  # [B, S] the row of stream position p, or -1 if p does not count
+    masked_tok: Tensor  # [steps] the official accuracies' denominators
 
 
 def draft_vocabulary(token_counts: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -256,10 +247,9 @@ def teach(network, output: TargetOutput, batch: TokenBatch, rules: LossRules) ->
     # 2. the target's output one further; the official stream is filled with zero logits at its end
     length = batch.ids.shape[1]
     ended = columns == length - 1
-    full, best, log_sum = output.at(rows, (columns + 1).clamp(max=length - 1))
+    full, best, _ = output.at(rows, (columns + 1).clamp(max=length - 1))
     part = full[:, vocabulary_ids(network)].masked_fill(ended[:, None], 0.0)
     best = best.masked_fill(ended, 0)
-    mass = (part.logsumexp(-1) - log_sum).exp()[~ended]
     probs = torch.softmax(part, -1)
     # 3. positions whose likeliest token cannot be drafted do not count
     numbers = torch.arange(len(rows), device=rows.device)
@@ -267,25 +257,17 @@ def teach(network, output: TargetOutput, batch: TokenBatch, rules: LossRules) ->
     row[rows, columns] = torch.where(network.t2d[best], numbers, -1)
     # [S + steps] masked tokens at stream positions >= p
     remaining = F.pad(mask.sum(0).flip(0).cumsum(0).flip(0), (0, rules.steps))
-    missing = 1.0 - float(mass.mean()) if len(mass) else 0.0
-    return Teacher(probs, probs.argmax(-1), row, remaining[: rules.steps], missing)
+    return Teacher(probs, probs.argmax(-1), row, remaining[: rules.steps])
 
 
 def unroll(
-    network: EagleNetwork | HeadsNetwork | LMNetwork,
-    embedding: Tensor,
-    features: Tensor,
-    batch: TokenBatch,
-    steps: int,
-    slots: Tensor | None = None,
-    drafted: Tensor | None = None,
-    detach: bool = False,
+    network, embedding, features, batch, steps: int, slots=None, drafted=None, detach=False
 ) -> Iterator[Tensor]:
     """Yield the drafter's states [B, A, H] (before the final norm) of step 0, 1, ... steps - 1.
 
     embedding [V, H]: the target's. features [B, S, taps * Ht]. slots [B, A]: those to follow,
-    default all. drafted [B, A, steps]: slots read drafted[..., s - 1] at step s > 0 in place of the
-    text's token, when step s begins. detach: no gradient from a step to the previous one.
+    default all. drafted [B, A, steps]: read at step s > 0 in place of the text's token, when step s
+    begins. detach: no gradient from a step to the previous one.
 
     Slot i at step s attends, in one softmax, to the step-0 keys of slots j <= i of its document and
     to its own keys of steps 1 .. s.
@@ -302,8 +284,6 @@ def unroll(
 
 def _unroll_heads(network, embedding, features, batch, steps, slots) -> Iterator[Tensor]:
     path = _take(features, slots)
-    if network.config.path == "layer":
-        path = next(unroll(network.prefix, embedding, features, batch, 1, slots))
     stream = F.pad(batch.ids, (0, steps + 1))
     for step in range(min(steps, network.config.num_heads)):
         tokens = stream.gather(1, slots + step + 1)
@@ -319,17 +299,17 @@ def _unroll_model(network, batch, steps, slots) -> Iterator[Tensor]:
         yield _take(states, slots + step + 1)
 
 
-def _unroll_layer(
-    network, embedding, features, batch, steps, slots, drafted, detach
-) -> Iterator[Tensor]:
+def _unroll_layer(network, embedding, features, batch, steps, slots, drafted, detach):
     """Step by step: embed, attend to the text's keys and to those of the own steps, feed back."""
     config = network.config
     length = batch.ids.shape[1]
     stream = F.pad(batch.ids, (0, steps))  # ends in id 0
-    layers = [network.midlayer, *getattr(network, "layers", {}).values()]
-    memories: list[list[Tensor]] = [[] for _ in layers]
+    memory: list[Tensor] = []
     hidden = network.fuse(features)
-    bias = _causal_bias(documents_of(batch)).to(hidden.dtype)  # [B, S, S]
+    # [B, S, S] 0 where a slot sees an earlier one of its document
+    documents = documents_of(batch)
+    same = documents[:, :, None] == documents[:, None, :]
+    bias = torch.zeros_like(same, dtype=hidden.dtype).masked_fill_(~same.tril(), -torch.inf)
     tables = rotary_tables(config.head_dim, config.rope_theta, length + steps, stream.device)
     cos, sin = (table.to(hidden.dtype) for table in tables)
     # at step 0 every slot gives a key; later steps only follow `slots`
@@ -347,25 +327,22 @@ def _unroll_layer(
         else:
             tokens = stream.gather(1, at + step + 1)
         x, hidden = network.attention_input(F.embedding(tokens, embedding), hidden)
-        for number, (layer, memory) in enumerate(zip(layers, memories, strict=True)):
-            if number:
-                x = layer.input_layernorm(hidden)
-            # 2. keys of this step, rotated to their stream positions; [B, heads or kv, S or A, D]
-            q, k, v = (part.transpose(1, 2) for part in layer.self_attn.project(x))
-            places = (at + step)[:, None]
-            memory += [rotate(k, cos[places], sin[places]), v.contiguous()]
-            # 3. after the last layer's keys of step 0 only the followed slots are needed
-            if step == 0 and number == len(layers) - 1:
-                q = _take(q, slots[:, None])
-                hidden = _take(hidden, slots)
-                bias = _take(bias, slots)
-                at = slots
-            # 4. one softmax over the text's keys and the own ones
-            places = (at + step)[:, None]
-            q = rotate(q, cos[places], sin[places]).unflatten(1, (config.num_key_value_heads, -1))
-            attended = step_attention(q, bias, *memory)  # [B, kv, heads / kv, S or A, D]
-            attended = attended.permute(0, 3, 1, 2, 4).flatten(2)
-            hidden = (layer if number else network).finish(attended, hidden)
+        # 2. keys of this step, rotated to their stream positions; [B, heads or kv, S or A, D]
+        q, k, v = (part.transpose(1, 2) for part in network.midlayer.self_attn.project(x))
+        places = (at + step)[:, None]
+        memory += [rotate(k, cos[places], sin[places]), v.contiguous()]
+        # 3. after the keys of step 0 only the followed slots are needed
+        if step == 0:
+            q = _take(q, slots[:, None])
+            hidden = _take(hidden, slots)
+            bias = _take(bias, slots)
+            at = slots
+        # 4. one softmax over the text's keys and the own ones
+        places = (at + step)[:, None]
+        q = rotate(q, cos[places], sin[places]).unflatten(1, (config.num_key_value_heads, -1))
+        attended = step_attention(q, bias, *memory)  # [B, kv, heads / kv, A, D]
+        attended = attended.permute(0, 3, 1, 2, 4).flatten(2)
+        hidden = network.finish(attended, hidden)
         yield hidden
         hidden = network.feed_back(hidden.detach() if detach else hidden)
 
@@ -398,18 +375,8 @@ def _ahead(values: Tensor, places: int, fill=0) -> Tensor:
     return F.pad(values[:, places:], (0, min(places, values.shape[1])), value=fill)
 
 
-def _causal_bias(documents: Tensor) -> Tensor:
-    """0 where slot i sees slot j <= i of its document [B, S], else -inf. [B, S, S]"""
-    length = documents.shape[1]
-    earlier = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
-    allowed = earlier & (documents[:, :, None] == documents[:, None, :])
-    return torch.zeros(allowed.shape, device=documents.device).masked_fill_(~allowed, -torch.inf)
-
-
 def step_attention(q: Tensor, bias: Tensor, *memory: Tensor) -> Tensor:
-    """Slot i sees k0 of all slots, and k_j of its own.
-
-        softmax([q k0' + bias, q . k_1, .., q . k_m] / sqrt(D)) [v0, v_1, .., v_m]
+    """softmax([q k0' + bias, q . k_1, .., q . k_m] / sqrt(D)) [v0, v_1, .., v_m]
 
     q [B, kv, G, A, D], bias [B, A, S], then k0, v0 [B, kv, S, D] and k_1, v_1, .. [B, kv, A, D].
     Returns [B, kv, G, A, D].
