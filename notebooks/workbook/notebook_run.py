@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +10,6 @@ import pandas as pd
 
 from specdec import runs
 from specdec.errors import nearest_name_error
-
-CELL_PT = 690  # width of an output of JupyterLab beside its list of files
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,31 +107,16 @@ class NotebookRun(runs.Run):
 
 
 def _display(paths: list[Path], alternative: str, caption: str = "") -> None:
-    """Show the picture or the table among these files; png beside svg, for readers of either."""
+    """Show the picture or the table among these files; a picture as png, which fits its cell."""
     from IPython.display import Markdown, display
 
     by_kind = {path.suffix: path for path in paths}
-    if ".svg" not in by_kind:
+    if ".png" not in by_kind:
         table = by_kind[".md"].read_text(encoding="utf-8")
         display(Markdown(f"{table}\n{caption}"))
         return
-    picture = within_cell(by_kind[".svg"].read_text(encoding="utf-8"))
-    data = {"image/svg+xml": picture, "text/plain": alternative}
-    data["image/png"] = base64.b64encode(by_kind[".png"].read_bytes()).decode()
+    picture = base64.b64encode(by_kind[".png"].read_bytes()).decode()
+    data = {"image/png": picture, "text/plain": alternative}
     display(data, metadata={"image/png": {"alt": alternative}}, raw=True)
     if caption:
         display(Markdown(caption))
-
-
-def within_cell(svg: str) -> str:
-    """The picture, no wider than a notebook's cell on a laptop: JupyterLab shows svg at its size.
-
-    >>> within_cell('<svg width="1380pt" height="100pt" viewBox="0 0 1380 100"/>')
-    '<svg width="690pt" height="50pt" viewBox="0 0 1380 100"/>'
-    """
-    sized = re.search(r'<svg[^>]*? width="([\d.]+)pt" height="([\d.]+)pt"', svg)
-    if sized is None or float(sized[1]) <= CELL_PT:
-        return svg
-    height = float(sized[2]) * CELL_PT / float(sized[1])
-    small = f'width="{CELL_PT:g}pt" height="{height:g}pt"'
-    return svg.replace(f'width="{sized[1]}pt" height="{sized[2]}pt"', small, 1)
