@@ -26,7 +26,6 @@ from specdec.core.policy import Policy, Static
 from specdec.core.records import TURN
 from specdec.core.tree_config import TreeConfig
 from specdec.costs.calibrate import measured_answer_ms
-from specdec.data.suites import conversation, gather
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.evaluation.compare import CHOSEN_ON, CLAIRVOYANT, Baselines, Comparison, compare_replay
 from specdec.identity import EQUAL, GRID, LIVE, OFFICIAL, PAPER, STATIC, Method
@@ -476,20 +475,6 @@ def saved(folder: Path) -> Policy:
     if (place / "policy.json").is_file():
         return load_policy(place)
     return ltd.combine(load_policy(place / "depth"), load_policy(place / "size"))
-
-
-def deviations(arena: Arena, job: Job) -> list[str]:
-    """In what a published row still differs from what was published; [] before the training."""
-    return runs.found(arena.folder / job.folder / "trained.json").get("deviations", [])
-
-
-def training_prompts(pair, trace) -> list:
-    """The prompts of a recording's part "train", first turns: what live learning decodes."""
-    turns = trace.select(part="train").turns
-    suites = list(dict.fromkeys(turns["suite"]))
-    items = gather(suites, seed=trace.header.get("seed", 0))
-    ids = set(turns["prompt"])
-    return [conversation(pair, item, 0, []) for item in items if item.id in ids]
 
 
 def train_all(
