@@ -48,13 +48,11 @@ def trained_on(pair: str, drafters: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def block_costs(
-    costs: CostModel, rows: int, level_ms: float = 0.0, more_ms: float = 0.0
-) -> CostModel:
+def block_costs(costs: CostModel, rows: int, level_ms: float = 0.0) -> CostModel:
     """The cost model of a drafter that drafts a block of `rows` positions in its root pass.
 
         root_ms   of the root pass, plus what an expansion of `rows` nodes costs beyond one of a
-                  single node, plus more_ms, the time of layers that the drafter in `costs` lacks
+                  single node
         expand_ms = level_ms, the host's work of choosing the nodes of a level
 
     Computed, not measured.
@@ -74,7 +72,7 @@ def block_costs(
         costs,
         name=f"{costs.name}, one pass of {rows}",
         provenance=f"{costs.provenance} {about}",
-        root=widened(costs.root, costs.expand) + more_ms,
+        root=widened(costs.root, costs.expand),
         root_per_tok=widened(costs.root_per_tok, costs.expand_per_tok),
         expand=(level_ms,) * len(costs.widths),
         expand_per_tok=(0.0,) * len(costs.widths),

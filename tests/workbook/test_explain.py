@@ -5,9 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from fakes.pairs import shared_bigrams
 
-from specdec.core.policy import Static
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench
 
@@ -62,12 +60,3 @@ def test_ranks_say_what_goes_with_the_speed(planted):
     assert ranks["tau"] == pytest.approx(np.corrcoef(speed, tau)[0, 1])
     assert np.isnan(ranks["cycle_steps"]), "what never varies orders nothing"
     assert explain.drivers(by_suite.iloc[:2]).isna().all()
-
-
-def test_the_hosts_work_is_read_off_the_profile():
-    pair, policy = shared_bigrams(), Static(9, 2, 3)
-    host = explain.host_work(pair, [[1, 2, 3], [4, 5]], policy, 16)
-    assert set(host.index) == set(explain.HOST_WORK.values())
-    assert host["own_ms"].is_monotonic_decreasing and (host["own_ms"] > 0).all()
-    assert host["frac"].sum() == pytest.approx(1)
-    pytest.raises(SpecdecError, explain.host_work, pair, [[1, 2, 3]], policy, 1).match("no cycle")
