@@ -67,17 +67,6 @@ def read(
     return trace_of(rows, lengths, pair)
 
 
-def made_up() -> Trace:
-    """Lengths at random, for trials without the data."""
-    random = np.random.default_rng(0)
-    rows = []
-    for suite in SETS:
-        for number, part in enumerate(("tune", "test") * 2):
-            rows.append((suite, f"{suite}/{number}", 0, part, 60))
-    lengths = [np.minimum(random.geometric(0.35, 40), 6) for _ in rows]
-    return trace_of(rows, lengths, "made up")
-
-
 def trace_of(rows: list[tuple], lengths: list[np.ndarray], pair: str) -> Trace:
     """A recording of chains. rows: suite, prompt, turn, part and prompt_tok of every turn.
 

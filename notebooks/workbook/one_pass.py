@@ -11,10 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from specdec import runs
 from specdec.costs.model import CostModel
 from specdec.evaluation import compare, stats
-from specdec.models import load
 
 from workbook import central
 
@@ -24,28 +22,6 @@ ORACLES = {
     compare.ORACLE: "perfect depth and size",
     compare.CLAIRVOYANT: "everything perfect",
 }
-
-
-def trained_on(pair: str, drafters: Sequence[str]) -> pd.DataFrame:
-    """Steps, seen_tok (tokens of chats) and minutes of each drafter's training, from its card.
-
-    Those of the drafter that it began as are included; NaN without a card.
-    """
-    shipped = load.shipped_folder(pair)
-    rows, parts = [], {}
-    for kind in drafters:
-        card = runs.found(shipped / ("" if kind == "eagle3" else kind) / "card.json")
-        training, weights = card.get("training", {}), card.get("weights", {}).get("drafter", {})
-        trainings = list(parts.get(card.get("began_as"), []))
-        for part in (training.get("drafter"), *training.get("later", [])):
-            if part:
-                trainings.append(part)
-        parts[weights.get("sha256")] = trainings
-        row: dict = {"drafter": kind}
-        for name in ("steps", "seen_tok", "minutes"):
-            row[name] = sum(part[name] for part in trainings) or np.nan
-        rows.append(row)
-    return pd.DataFrame(rows)
 
 
 def block_costs(costs: CostModel, rows: int, level_ms: float = 0.0) -> CostModel:

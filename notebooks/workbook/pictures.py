@@ -17,19 +17,8 @@ from matplotlib.colors import PowerNorm, to_rgba
 from PIL import Image
 
 from specdec import runs
-from specdec.errors import SpecdecError
 from specdec.report.explorer_panels import places, readable
-from specdec.report.figures import (
-    ABOVE,
-    COLOURS,
-    HEIGHT_IN,
-    WIDTH_IN,
-    draw_line,
-    drawn,
-    grouped_bars,
-    ink,
-    name_ends,
-)
+from specdec.report.figures import COLOURS, WIDTH_IN, draw_line, drawn, grouped_bars, ink, name_ends
 from specdec.report.tables import need, surely
 
 COLUMN_IN, ROW_IN = 1.05, 0.2  # distance of columns and rows of a tree
@@ -271,37 +260,6 @@ def _few(values: list, most: int = 8) -> tuple[list[int], list[str]]:
     """Places and names of at most `most` ticks."""
     step = -(-len(values) // most)
     return list(range(0, len(values), step)), [f"{value:g}" for value in values[::step]]
-
-
-def speed_surface(table: pd.DataFrame, marks: dict[str, tuple[float, float]], *, title=""):
-    """Filled contours of the speed over depth and total_tokens (logarithmic), the best widths.
-
-    table: rows of static_grid. marks: name -> (depth, total_tokens), drawn with a sign each.
-    """
-    need(table, "depth", "total_tokens", "speedup")
-    surface = table.groupby(["total_tokens", "depth"])["speedup"].max().unstack()
-    if min(surface.shape) < 2:
-        raise SpecdecError("a surface needs two or more depths and sizes; widen the grid.")
-    with drawn(height_in=1.2 * HEIGHT_IN, title=title) as (figure, _):
-        axes = figure.subplots()
-        levels = max(2, len(np.unique(surface.round(3))))
-        grid = (surface.columns, surface.index, surface)
-        filled = axes.contourf(*grid, min(15, levels), cmap="viridis")
-        figure.colorbar(filled, ax=axes, label="times as fast as plain decoding")
-        look = dict(markersize=9, markeredgecolor="black", markerfacecolor="white", linestyle="")
-        for (name, (depth, total_tokens)), sign in zip(marks.items(), "os*^DvPX", strict=False):
-            axes.plot([depth], [total_tokens], label=name, marker=sign, clip_on=False, **look)
-        axes.set_yscale("log", base=2)
-        low, high = surface.index.min(), surface.index.max()
-        ticks = [2**power for power in range(12) if low <= 2**power <= high] or [low, high]
-        axes.set_yticks(ticks, [str(tick) for tick in ticks])
-        axes.locator_params(axis="x", integer=True)
-        axes.minorticks_off()
-        axes.set(xlabel="depth", ylabel="tree size (tokens)")
-        axes.grid(visible=False)
-        if marks:
-            axes.legend(ncols=len(marks), **ABOVE)
-    return figure
 
 
 def tree(
