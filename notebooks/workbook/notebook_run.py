@@ -7,9 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+from IPython.display import Markdown, display
 
 from specdec import runs
+from specdec.costs.profiles import prices
+from specdec.data.suites import embedded_suite
 from specdec.errors import nearest_name_error
+from specdec.replays.trace import open_trace
+from specdec.report import figures, tables
+from specdec.tools import places
+
+from workbook import items
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,8 +36,6 @@ class NotebookRun(runs.Run):
 
         sources: the runs it comes from; without them, this one.
         """
-        from specdec.report import figures
-
         stem = runs.figure_path(self.figures, name, self.scale)
         sources = [self] if sources is None else sources
         paths = figures.save(figure, stem, sources=sources, data=data)
@@ -39,10 +45,6 @@ class NotebookRun(runs.Run):
         self, table: pd.DataFrame, name: str, text: str = "", digits: int = 2, sources=None
     ) -> None:
         """Display `text` and `table`, saved in markdown and csv, with the runs it comes from."""
-        from IPython.display import Markdown, display
-
-        from specdec.report import tables
-
         stem = runs.figure_path(self.figures, name, self.scale)
         tables.save(table, stem, sources=[self] if sources is None else sources, digits=digits)
         display(Markdown(f"{text}\n\n{tables.markdown(table, digits)}"))
@@ -53,8 +55,6 @@ class NotebookRun(runs.Run):
         sources: the Runs whose rows it shows, none where nothing was measured. options: those of
         `items.save`.
         """
-        from workbook import items
-
         item = items.find_item(item_id)
         paths = items.save(item_id, content, scale=self.scale, sources=sources, **options)
         caption = f"**{item.title}.** {runs.read_json(paths[-1])['caption']}"
@@ -66,10 +66,6 @@ class NotebookRun(runs.Run):
         suites: only these; a benchmark's name stands for its embedded form unless it was recorded
         itself. What it is of is left in the run (`noted`).
         """
-        from specdec.data.suites import embedded_suite
-        from specdec.replays.trace import open_trace
-        from specdec.tools import places
-
         drafter = self.values.get("drafter") or None
         pair = places.which(self.values["pair"], drafter=drafter).name
         trace = open_trace(self.values[parameter], pair)
@@ -99,8 +95,6 @@ class NotebookRun(runs.Run):
 
         A copy is left in the run as costs.json.
         """
-        from specdec.costs.profiles import prices
-
         costs = prices(self.values[parameter])
         costs.save(self.path("costs.json"))
         return costs
@@ -108,8 +102,6 @@ class NotebookRun(runs.Run):
 
 def _display(paths: list[Path], alternative: str, caption: str = "") -> None:
     """Show the picture or the table among these files; a picture as png, which fits its cell."""
-    from IPython.display import Markdown, display
-
     by_kind = {path.suffix: path for path in paths}
     if ".png" not in by_kind:
         table = by_kind[".md"].read_text(encoding="utf-8")
