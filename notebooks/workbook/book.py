@@ -279,15 +279,15 @@ def check_parameters(entry_name: str, defaults: dict, settings: dict) -> None:
 
 
 def run(
-    book: Book,
+    book,
     only=(),
     *,
-    everything: bool = False,
-    on: str | None = None,
-    jobs: int | None = None,
-    force: bool = False,
-    smoke: bool = False,
-    parameters: dict | None = None,
+    everything=False,
+    on=None,
+    jobs=None,
+    force=False,
+    smoke=False,
+    parameters=None,
 ) -> pd.DataFrame:
     """Execute the stale notebooks of the book; a DataFrame says what happened to each.
 

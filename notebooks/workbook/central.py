@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from specdec.core.pair import Pair
-from specdec.core.policy import Policy
 from specdec.costs.model import CostModel
 from specdec.costs.profiles import GPUS, HOSTS, profile, roofline
 from specdec.evaluation import compare
-from specdec.identity import EQUAL, Method
+from specdec.identity import EQUAL
 from specdec.replays.trace import Trace
 
 from workbook import terms
@@ -48,17 +45,7 @@ def same_space(trace: Trace, costs: CostModel, effort: float = 1.0) -> terms.Equ
     return dataclasses.replace(usual, shapes=tuple(shapes)[: len(usual.shapes)], effort=effort)
 
 
-def trained(
-    name: str,
-    trace: Trace,
-    costs: CostModel,
-    equal: terms.EqualTerms,
-    seeds: Sequence[int],
-    *,
-    pair: Pair,
-    minutes: float,
-    scale: str,
-) -> tuple[dict[Method, list[Policy]], pd.DataFrame]:
+def trained(name, trace, costs, equal, seeds, *, pair, minutes: float, scale: str):
     """Every system trained at these prices, and the table of `terms.train_all`.
 
     name: of the run that keeps the trainings. pair: to time answers while it decodes.

@@ -87,9 +87,7 @@ def listed(value) -> list:
     return value if isinstance(value, list) else [value]
 
 
-def runs_of(
-    test: dict, scale: str = "laptop", pair: str = "", shipped: bool = False
-) -> list[runs.Run]:
+def runs_of(test: dict, scale="laptop", pair: str = "", shipped: bool = False) -> list[runs.Run]:
     """The runs whose rows a test reads, of all pairs or of one; none for what a paper prints.
 
     A run that other processes disturbed is left out.

@@ -175,9 +175,7 @@ def save(
     return figures.save(content, stem, sources=sources, data=data, about=about)
 
 
-def measured(
-    name: str, scale: str = "laptop", shipped: bool = False, **parameters
-) -> list[runs.Run]:
+def measured(name: str, scale="laptop", shipped: bool = False, **parameters) -> list[runs.Run]:
     """Finished runs called `name`, the newest first, here and (shipped: only) in the checkout.
 
     parameters: of its provenance or settings, such as pair="smollm2"; None leaves one open.

@@ -41,9 +41,7 @@ class NotebookRun(runs.Run):
         paths = figures.save(figure, stem, sources=sources, data=data)
         _display(paths, f"{self.figures}, {name}")
 
-    def show_table(
-        self, table: pd.DataFrame, name: str, text: str = "", digits: int = 2, sources=None
-    ) -> None:
+    def show_table(self, table, name: str, text="", digits: int = 2, sources=None) -> None:
         """Display `text` and `table`, saved in markdown and csv, with the runs it comes from."""
         stem = runs.figure_path(self.figures, name, self.scale)
         tables.save(table, stem, sources=[self] if sources is None else sources, digits=digits)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +33,7 @@ def small_picture(content: bytes) -> bytes:
     return written.getvalue()
 
 
-def training_curves(
-    folders: dict[str, Path], columns=("reward", "entropy", "tok_per_ms"), points: int = 60
-) -> pd.DataFrame:
+def training_curves(folders: dict, columns=("reward", "entropy", "tok_per_ms"), points=60):
     """The curves of several runs: run, steps, what, value; means over about `points` blocks."""
     curves = []
     for name, folder in folders.items():
@@ -86,13 +83,7 @@ def over_start(lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def depth_and_size(
-    by_depth: pd.DataFrame,
-    by_size: pd.DataFrame,
-    value: str,
-    *,
-    label: str,
-    lines=("total_tokens", "depth"),
-    heads=("", ""),
+    by_depth, by_size, value: str, *, label: str, lines=("total_tokens", "depth"), heads=("", "")
 ):
     """`value` against depth, a line per size, and against total_tokens, a line per depth.
 
@@ -122,9 +113,7 @@ def depth_and_size(
     return figure
 
 
-def intervals(
-    table: pd.DataFrame, name: str, value: str, *, panel: str | None = None, label="", line=1.0
-):
+def intervals(table, name, value, *, panel: str | None = None, label="", line=1.0):
     """Dots of `value` with columns low and high, one row per `name`; a line at `line`.
 
     panel: the column with one panel per value.
@@ -145,9 +134,7 @@ def intervals(
     return figure
 
 
-def dots(
-    axes, places, rows: pd.DataFrame, value: str, number: int = 0, ends=("low", "high"), **look
-) -> None:
+def dots(axes, places, rows, value, number: int = 0, ends=("low", "high"), **look) -> None:
     """Dots of a column with intervals, from the top down, in the colour of this number."""
     look = dict(linestyle="", marker="o", markersize=4.5, color=COLOURS[number]) | look
     axes.hlines(places, *(rows[end] for end in ends), color=look["color"], linewidth=1.5)
@@ -167,9 +154,7 @@ def under_heads(axes, heads: pd.Series, names: pd.Series) -> np.ndarray:
     return np.array(places)
 
 
-def bar_panels(
-    table: pd.DataFrame, x: str, y: str, *, by: str, panel: str, labels=("", ""), note=""
-):
+def bar_panels(table, x, y, *, by: str, panel: str, labels=("", ""), note=""):
     """Bars of `y` over the values of `x`, a look per value of `by`, a panel per value of `panel`.
 
     labels: of the axes; the first defaults to the panel's name. <y>_low, <y>_high: whiskers.
@@ -211,17 +196,7 @@ def _short(value: float) -> str:
     return f"{value:.1f}" if abs(value) < 9.95 else f"{value:.0f}"
 
 
-def heat_panels(
-    table: pd.DataFrame,
-    x: str,
-    y: str,
-    value: str,
-    *,
-    rows: str,
-    columns: str,
-    labels=("", ""),
-    note="",
-):
+def heat_panels(table, x, y, value, *, rows: str, columns: str, labels=("", ""), note=""):
     """Heat maps of shares of `cycles` over x and y, panels by the values of `rows` and `columns`.
 
     All panels share their axes and one scale of colours, in which small shares differ as well;
@@ -262,14 +237,7 @@ def _few(values: list, most: int = 8) -> tuple[list[int], list[str]]:
     return list(range(0, len(values), step)), [f"{value:g}" for value in values[::step]]
 
 
-def tree(
-    tokens: Sequence[str],
-    parents: Sequence[int],
-    *,
-    scores=None,
-    accepted: Sequence[int] = (),
-    title: str = "",
-):
+def tree(tokens, parents, *, scores=None, accepted=(), title=""):
     """A draft tree as a figure: the accepted path is filled, darker borders mean likelier nodes.
 
     tokens: text of each node [N], root first. parents: of each node [N], -1 for the root, before

@@ -27,7 +27,7 @@ from specdec.evaluation import compare
 from specdec.evaluation.tuning import tune_gate
 from specdec.models.ngrams import CopyOdds, NgramConfig
 from specdec.policies.base import as_array, load_policy, tree_of
-from specdec.policies.value import OURS, ValueConfig, ValuePolicy
+from specdec.policies.value import OURS, ValueConfig
 from specdec.replays.copies import copy_odds_of, with_copies
 from specdec.replays.static_trees import best_static
 from specdec.replays.trace import Trace
@@ -154,9 +154,7 @@ def form_for(static: Plan) -> ValueConfig:
     return dataclasses.replace(form, most_expansions=max(form.most_expansions, static.depth + 1))
 
 
-def learned(
-    ground: Ground, costs: CostModel, config: ValueConfig, copies: bool = True
-) -> list[ValuePolicy]:
+def learned(ground: Ground, costs: CostModel, config: ValueConfig, copies: bool = True) -> list:
     """A policy per seed, trained on the part `train` and tuned on `tune`; found again later.
 
     copies: learns from the recording with copies.

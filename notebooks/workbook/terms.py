@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -477,9 +477,7 @@ def saved(folder: Path) -> Policy:
     return ltd.combine(load_policy(place / "depth"), load_policy(place / "size"))
 
 
-def train_all(
-    arena: Arena, jobs: Sequence[Job], minutes: float = 0.0
-) -> tuple[dict[Method, list[Policy]], pd.DataFrame]:
+def train_all(arena: Arena, jobs: Sequence[Job], minutes: float = 0.0):
     """The policies by `Job.method`, a list with one per seed, and a table: one row per job.
 
     A row's state says "found", "trained", "left" or why it was refused: one system that cannot
@@ -502,14 +500,7 @@ def train_all(
     return policies, pd.DataFrame(rows, columns=["minutes", "method", "seed", "state"])
 
 
-def in_time(
-    tasks: Iterable,
-    kinds: Iterable,
-    minutes: float,
-    make: Callable[[Any], dict],
-    made: str,
-    is_made: Callable[[Any], bool],
-) -> list[dict]:
+def in_time(tasks, kinds, minutes: float, make: Callable, made: str, is_made: Callable) -> list:
     """What `make` says of each task, and its state: "found", `made`, "left", "refused: ...".
 
     minutes: no task begins after so long, nor one that would end later if it took as long as the

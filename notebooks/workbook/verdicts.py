@@ -32,9 +32,7 @@ def bounded(parts: pd.DataFrame) -> pd.Series:
     return parts["low"].notna() & parts["high"].notna()
 
 
-def one_sided(
-    value: float, low: float, high: float, prompts: int, limit: float
-) -> tuple[float, float]:
+def one_sided(value: float, low: float, high: float, prompts: int, limit: float) -> tuple:
     """p-values of "the number is at most `limit`" and of "it is at least `limit`".
 
     Both are 1 without an interval. The test is made on logarithms where number and limit are
