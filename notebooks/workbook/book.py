@@ -81,6 +81,7 @@ def read_book(folder: Path | None = None) -> list[Entry]:
     entries: dict[str, Entry] = {}
     for number, line in enumerate(lines, 1):
         line = stored.checked(stored.BookLine, line, f"{path}, entry {number}", "correct it")
+        # a list names files that no parameter replaces
         reads = line.get("reads", {})
         if not isinstance(reads, dict):
             line["reads"] = {pattern: pattern for pattern in reads}
@@ -99,6 +100,7 @@ def read_book(folder: Path | None = None) -> list[Entry]:
 
 def _expand(line: dict) -> list[dict]:
     """The line itself, or one line per combination of the values of its `each`."""
+    # without `each` the product has one, empty combination
     each = line.pop("each", {})
     expanded = []
     for values in itertools.product(*each.values()):
@@ -208,6 +210,7 @@ class Book:
         hashes = []
         for pattern in self.all_reads(entry, values):
             for path in find_files(pattern):
+                # names, not paths: another home of results changes nothing
                 hashes.append((path.name, machine.file_hash(path)))
         source = machine.file_hash(self.source(entry))
         return runs.content_key(
@@ -226,6 +229,7 @@ class Book:
         if not record.is_file():
             return "never run"
         complete = self.copy(entry).is_file() and not self.unwritten(entry, values)
+        # hashes of all that it read are compared, not times
         same = runs.read_json(record)["key"] == self.key(entry, values)
         return "fresh" if complete and same else "stale"
 
@@ -237,6 +241,7 @@ class Book:
         writers = []
         for writer in self.entries:
             usual = self.parameters(writer, {})
+            # the writer as it would run for this notebook; `name` belongs to each
             shared = {name: values[name] for name in usual if name in values and name != "name"}
             if matches(lacking, self.writes(writer, {**usual, **shared})):
                 writers.append(writer.name)
@@ -339,6 +344,7 @@ def _execute(book: Book, wave: list[Entry], settings: dict, on, jobs) -> dict[st
     tasks, keys = [], []
     for entry in wave:
         copy = book.copy(entry)
+        # a copy that is being replaced is not fresh
         copy.with_suffix(".json").unlink(missing_ok=True)
         # before the run, which may write files that it also reads
         keys.append(book.key(entry, settings[entry.name]))
@@ -355,6 +361,7 @@ def _execute(book: Book, wave: list[Entry], settings: dict, on, jobs) -> dict[st
         if fault:
             outcomes[entry.name] = ("failed", seconds, f"({fault}; see {copy})")
             continue
+        # without this record the next call runs it again
         record = {"key": key, "parameters": values, "seconds": seconds}
         runs.write_json(copy.with_suffix(".json"), record)
         outcomes[entry.name] = ("done", seconds, "")
@@ -545,6 +552,7 @@ def open(name: str, values: dict, *, run: runs.Run | None = None, tie_to_code: b
     files = {key: find_files(path)[-1] for key, path in reads.items()}
     figures = name.partition("_")[2]
     if run is None:
+        # the content of a file, not its place, decides which run it is
         hashes = {key: machine.file_hash(path) for key, path in files.items()}
         config = {"parameters": {**parameters, "scale": book.scale}, "inputs": hashes}
         title = parameters.get("name", figures)

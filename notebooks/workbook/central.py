@@ -32,6 +32,7 @@ def costs_of(name: str, folder: Path) -> CostModel:
     gpu, _, host = name.partition("x8-llama-70b-")
     if not host:
         return profile(f"roofline-{name}")
+    # eight GPUs read their parts of the weights at the same time
     bandwidth, rate = GPUS[gpu]
     speeds = {"bandwidth_gb_per_s": 8 * bandwidth, "tflop_per_s": 8 * rate}
     return roofline(**LLAMA_70B, **HOSTS[host], **speeds, name=f"roofline-{name}")

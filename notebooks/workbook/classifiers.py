@@ -41,6 +41,7 @@ def disco_arrays(trace: Trace, *, max_depth=12, verify_nodes=60, top_k=10) -> tu
         groups = newest.reshape(len(trace), -1, top_k)
         inputs.append(heuristics.disco_inputs(groups, parents, n, top_k))
         labels.append(ranks[:, n, n] < verify_nodes)
+        # the next level is drafted from the likeliest nodes of this one
         parents = np.sort(newest, axis=-1)[:, : -top_k - 1 : -1]
         start = end
     return np.concatenate(inputs), np.concatenate(labels)
@@ -113,6 +114,7 @@ class _Residual(nn.Module):
 def exported(module: nn.Module) -> Network | heuristics.ResidualNetwork:
     """The trained module in numpy."""
     arrays = {name: value.numpy() for name, value in module.state_dict().items()}
+    # policies run without torch
     if isinstance(module, _Residual):
         return heuristics.ResidualNetwork(arrays)
     weights = [arrays["0.weight"], arrays["2.weight"]]
@@ -160,6 +162,7 @@ def fit(name, inputs, labels, out_dir, *, policy: dict, epochs=None, rate=1e-4, 
 
     def epoch(number: int, _) -> dict:
         total = right = 0
+        # an epoch has its own order, so that a resumed one has it again
         with seeded(seed, number):
             order = list(batches(len(truth), batch))
         for part in order:

@@ -68,6 +68,7 @@ def page_of(executed: dict, name: str, pages=()) -> tuple[str, dict[str, bytes]]
     pictures: dict[str, bytes] = {}
     for cell in executed["cells"][1:]:
         source, tags = notebooks.source_of(cell), notebooks.tags_of(cell)
+        # papermill repeats what the provenance above already says
         if "injected-parameters" in tags or not source:
             continue
         if cell["cell_type"] == "markdown":
@@ -157,6 +158,7 @@ def write_pages(book, names=(), to: Path | None = None) -> list[Path]:
                 if output["output_type"] == "error":
                     raise SpecdecError(f"{copies[name]} ends in an error.")
         text, pictures = page_of(executed, name, pages)
+        # a page may have fewer pictures than before
         for outdated in to.glob(f"{name}-*.png"):
             outdated.unlink()
         for file, content in pictures.items():

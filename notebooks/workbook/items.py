@@ -149,6 +149,7 @@ def save(
     if isinstance(shown, PaperTable):
         rows, doubts, lacking = shown.counts, list(shown.doubts), list(shown.lacking)
     else:
+        # a table of pandas carries what is missing in its attrs
         attributes = {} if shown is None else shown.attrs
         count = len(shown) if shown is not None and sources else 0
         rows, doubts = attributes.get("rows") or {"measured": count}, []
@@ -193,6 +194,7 @@ def measured(name: str, scale="laptop", shipped: bool = False, **parameters) -> 
         for key, value in parameters.items():
             fits = fits and (value is None or facts.get(key) == value)
         if fits:
+            # the first is the newest
             chosen.setdefault(runs.canonical([config, row["pair"]]), run)
     return list(chosen.values())
 
@@ -334,6 +336,7 @@ def publish(scale: str = "laptop", also=(), replace: bool = False) -> pd.DataFra
     for run in used.values():
         for pattern in RUN_FILES:
             for path in sorted(run.directory.glob(pattern)):
+                # large tables would make the repository slow to clone
                 if path.stat().st_size <= MOST_RUN_MB * 1e6:
                     sources[f"{run.directory.name}/{path.name}"] = path
     if sources:
@@ -344,6 +347,7 @@ def publish(scale: str = "laptop", also=(), replace: bool = False) -> pd.DataFra
 
 def _better(old: Drawn, new: Drawn, replace: bool) -> str:
     """Why the published item stays; '' where it does not."""
+    # a run of a toy pair must not replace one of a real model
     larger = _rank(old) - _rank(new)
     if larger > 0:
         return "one of a larger scale"

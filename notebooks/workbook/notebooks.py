@@ -74,6 +74,7 @@ def tidy(notebook: dict, header: str) -> str:
             metadata["jupyter"] = {"source_hidden": True}
         if tags:
             metadata["tags"] = tags
+        # one line per string, as Jupyter saves them
         source = source_of(cell).rstrip("\n").splitlines(keepends=True)
         clean = {"cell_type": cell["cell_type"], "id": cell["id"], "metadata": metadata}
         if cell["cell_type"] == "code":
@@ -104,6 +105,7 @@ def student_edition(notebook: dict, handed_out: Collection[str] = ()) -> dict:
             continue
         is_prose = cell["cell_type"] == "markdown"
         if is_prose:
+            # the text of a link stays
             source = re.sub(r"\[([^\]]*)\]\(([^):#]+)\)", link, source)
         points = 2 if is_prose else 0
         if "check" in tags:

@@ -40,6 +40,7 @@ def block_costs(costs: CostModel, rows: int, level_ms: float = 0.0) -> CostModel
     """
 
     def widened(root, expand):
+        # an expansion that is wider costs what was measured at that width
         wider_ms = np.interp(rows, costs.widths, expand) - np.interp(1, costs.widths, expand)
         return np.array(root) + max(0.0, float(wider_ms))
 
@@ -79,6 +80,7 @@ def less(turns: pd.DataFrame, drafters: Sequence[str]) -> pd.DataFrame:
             sides = []
             for drafter in drafters:
                 sides += [times[drafter, compare.TUNED], times[drafter, method]]
+            # four times of each prompt, resampled together
             columns = pd.concat(sides, axis=1)
             ratio = stats.interval(
                 columns, lambda ms: ms[..., 0] / ms[..., 1] / (ms[..., 2] / ms[..., 3])

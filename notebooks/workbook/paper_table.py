@@ -53,8 +53,10 @@ class PaperTable:
         for side in sides:
             heads |= dict.fromkeys(zip(side["column"], side["metric"], strict=True))
         several = len(sides) > 1 or any(side["whose"].nunique() > 1 for side in sides)
+        # one pair on either side needs no column for its name
         keys = ["whose", "row"] if several else ["row"]
         doubts = [doubt for doubt in dict.fromkeys(theirs["doubt"]) if doubt]
+        # a letter for each remark, in the order of the rows
         marks = {doubt: chr(ord("a") + place) for place, doubt in enumerate(doubts)}
         # 2. a block of cells for each side
         blocks = [_block(side, list(heads), keys, marks) for side in (theirs, ours)]

@@ -28,6 +28,7 @@ def small_picture(content: bytes) -> bytes:
     """A picture as PNG in few colours, made smaller until it fits onto a page."""
     picture, written = Image.open(io.BytesIO(content)).convert("RGB"), io.BytesIO()
     picture.thumbnail(WIDEST_PX, Image.Resampling.LANCZOS)
+    # pages are committed: a figure has few colours, and dithering costs bytes
     few = picture.quantize(PAGE_COLOURS, dither=Image.Dither.NONE)
     few.save(written, "png", optimize=True)
     return written.getvalue()
@@ -38,6 +39,7 @@ def training_curves(folders: dict, columns=("reward", "entropy", "tok_per_ms"), 
     curves = []
     for name, folder in folders.items():
         curve = runs.read_table(Path(folder) / "curve.parquet")[["steps", *columns]]
+        # neighbouring steps are averaged, since rewards are noisy
         block = curve.index // max(1, len(curve) // points)
         mean = curve.groupby(block).mean().assign(steps=curve["steps"].groupby(block).max())
         curves.append(mean.melt("steps", var_name="what", value_name="value").assign(run=name))
@@ -122,6 +124,7 @@ def intervals(table, name, value, *, panel: str | None = None, label="", line=1.
     table = surely(table)
     panels = [("", table)] if panel is None else list(table.groupby(panel, sort=False))
     with drawn(height_in=0.8 + 0.24 * len(table) + 0.3 * len(panels)) as (figure, _):
+        # as high as its rows, so that dots are equally far apart
         heights = [len(rows) + 1 for _, rows in panels]
         grid = dict(sharex=True, squeeze=False, height_ratios=heights)
         all_axes = figure.subplots(len(panels), 1, **grid)[:, 0]
@@ -175,6 +178,7 @@ def bar_panels(table, x, y, *, by: str, panel: str, labels=("", ""), note=""):
                 if len(rows) <= 12 and hasattr(bars, "datavalues"):
                     numbers = [_short(height) for height in bars.datavalues]
                     axes.bar_label(bars, numbers, padding=2, fontsize=7)
+            # long names of rows would overlap
             names = [textwrap.fill(text.get_text(), 11) for text in axes.get_xticklabels()]
             axes.set_xticks(axes.get_xticks(), names)
             axes.margins(y=0.1)
@@ -205,12 +209,14 @@ def heat_panels(table, x, y, value, *, rows: str, columns: str, labels=("", ""),
     need(table, x, y, value, rows, columns, "cycles")
     down, across = table[rows].unique(), table[columns].unique()
     at_x, at_y = sorted(table[x].unique()), sorted(table[y].unique())
+    # a square root of colours
     norm = PowerNorm(0.5, 0.0, float(table[value].max()))
     height = 0.7 + (0.9 + 0.22 * min(10, len(at_y))) * len(down)
     with drawn(WIDTH_IN, height, note=note) as (figure, _):
         grid = figure.subplots(len(down), len(across), squeeze=False, sharex=True, sharey=True)
         for (row, column), axes in np.ndenumerate(grid):
             part = table[(table[rows] == down[row]) & (table[columns] == across[column])]
+            # cells that no cycle reached are zero, not missing
             cells = part.pivot_table(value, y, x, aggfunc="sum")
             cells = cells.reindex(index=at_y, columns=at_x).fillna(0.0)
             image = axes.imshow(cells, origin="lower", aspect="auto", cmap="Blues", norm=norm)

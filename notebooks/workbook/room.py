@@ -95,6 +95,7 @@ class Worth(Policy):
 
     def best(self, scores: np.ndarray, spent_ms: float) -> tuple[float, int]:
         """(tokens per ms, nodes) of the best number of nodes with these scores."""
+        # scores are logarithms; copies bring their own
         chances = np.exp(self.scale * np.asarray(scores, dtype=float))
         chances = np.sort(chances)[::-1][: len(self._verify_ms) - 1]
         tokens = 1 + np.concatenate(([0.0], np.cumsum(chances)))
