@@ -410,7 +410,7 @@ def _settings(book: Book, entries: list[Entry], smoke: bool, parameters: dict) -
 
 
 def pair_at_hand(name: str) -> str:
-    """The pair of this name, or STAND_IN where its target on PyPI cannot be had."""
+    """The pair of this name, or STAND_IN where its target on PyPI is not available."""
     from specdec.models.load import preset_target
     from specdec.models.pairs import PRESETS, WheelFile
 
