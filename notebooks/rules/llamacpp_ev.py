@@ -42,6 +42,7 @@ class LlamacppEv(Rule):
 
     def marginal(self, context_tok):
         """Cost of the 1st, 2nd, ... verified node, in plain steps."""
+        # a plain step at this length of context is the unit
         step_ms = self._step_ms + self._step_per_tok * context_tok
         return np.diff(self._verify_ms + self._verify_per_tok * context_tok) / step_ms
 

@@ -32,6 +32,7 @@ class SglangEma(Rule):
             self.trees.append(tree_of(self.verify_nodes, depth, self.top_k, self.beam))
         self.limits = self.plan = self.trees[-1]
         self._now = len(self.candidates) // 2
+        # as in its code: begins in the middle
         self.average_tok = self.levels - 1.0
         self._cycles = 0
 
@@ -56,6 +57,7 @@ class SglangEma(Rule):
             if self.average_tok < 0:
                 self.average_tok = steps[now] - 1.0
             return now
+        # several steps down at once, or one after the other up
         while now and self.average_tok <= max(steps[now - 1] - 0.5, 0.5) + DOWN:
             now -= 1
         if now == self._now:

@@ -47,6 +47,7 @@ class Ucb(Rule):
     def answer(self, question):
         self.arm = self.pulls.index(min(self.pulls))
         if self.pulls[self.arm] >= WARMUP:
+            # the bonus of an arm that was pulled seldom
             cycles = math.log(sum(self.pulls))
             bounds = []
             for mean, pulls in zip(self.means, self.pulls, strict=True):
@@ -55,6 +56,7 @@ class Ucb(Rule):
         return self.trees[self.arms[self.arm]]
 
     def observe(self, cycle):
+        # tokens per second of this cycle
         reward = 1e3 * cycle.new_tok / max(cycle.total_ms, 1e-9)
         self.pulls[self.arm] += 1
         self.means[self.arm] += (reward - self.means[self.arm]) / self.pulls[self.arm]

@@ -51,6 +51,7 @@ class VllmLogistic(Rule):
         return 0.5 * (1 + np.tanh(0.5 * logits))
 
     def answer(self, question):
+        # log-probability of each token, below zero for the logit
         steps = np.minimum(np.diff(as_array(question.scores).astype(float), prepend=0.0), -1e-17)
         self._logits = np.clip(steps - np.log(-np.expm1(steps)), -40.0, 40.0)
         if self.fits < WARMUP_FITS:
@@ -63,6 +64,7 @@ class VllmLogistic(Rule):
         return int((expected / cost[: len(expected)]).argmax())
 
     def observe(self, cycle):
+        # only tokens whose acceptance is known: up to the first refusal
         graded = min(cycle.verify_nodes, cycle.accepted_tok + 1, len(self._logits))
         for level, chance in enumerate(self.chances()[:graded]):
             row = np.zeros(len(self.coefficients))
@@ -75,6 +77,7 @@ class VllmLogistic(Rule):
             ridge = RIDGE * np.eye(len(self._gradient))
             step = np.linalg.solve(self._information + ridge, self._gradient)
             step *= self._counts / (self._counts + DAMPING)
+            # confidence would count against a token
             if self.coefficients[0] + step[0] < 0:
                 step[0] = 0.0
             self.coefficients = self.coefficients + step

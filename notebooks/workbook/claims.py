@@ -22,7 +22,7 @@ from specdec.report import provenance
 
 from workbook import evidence, items, verdicts
 from workbook.method_rows import identified
-from workbook.verdicts import HOLDS, LEAST_PROMPTS, Part
+from workbook.verdicts import HOLDS, LEAST_PROMPTS
 
 # the shipped pairs, the largest first
 PAIRS = ("smollm2", "small", "tiny")
@@ -87,9 +87,7 @@ def listed(value) -> list:
     return value if isinstance(value, list) else [value]
 
 
-def runs_of(
-    test: dict, scale: str = "laptop", pair: str = "", shipped: bool = False
-) -> list[runs.Run]:
+def runs_of(test: dict, scale="laptop", pair: str = "", shipped: bool = False) -> list[runs.Run]:
     """The runs whose rows a test reads, of all pairs or of one; none for what a paper prints.
 
     A run that other processes disturbed is left out.
@@ -165,9 +163,7 @@ def parts_of(table: pd.DataFrame, test: dict, where: dict | None = None) -> pd.D
     parts = pd.DataFrame({"name": _names(rows, value), "value": numbers}, index=rows.index)
     # 2. their intervals
     exact = "published" in test or test.get("exact", False)
-    if exact:
-        parts = parts.assign(low=numbers, high=numbers)
-    else:
+    if not exact:
         low, high = test.get("ends", [f"{value}_low", f"{value}_high"])
         parts["low"] = np.fmin(_column(rows, low), _column(rows, f"{value}_prompts_low"))
         parts["high"] = np.fmax(_column(rows, high), _column(rows, f"{value}_prompts_high"))
@@ -176,9 +172,7 @@ def parts_of(table: pd.DataFrame, test: dict, where: dict | None = None) -> pd.D
     for name in (*SOURCE, *test.get("match", ())):
         parts[name] = rows[name]
     parts = parts[parts["value"].notna()].reset_index(drop=True)
-    if exact:
-        return parts.assign(still=False)
-    return _with_still(parts, counted="prompts" in rows)
+    return _exactly(parts) if exact else _with_still(parts, counted="prompts" in rows)
 
 
 def _names(rows: pd.DataFrame, value: str) -> list[str]:
@@ -212,76 +206,73 @@ def _with_still(parts: pd.DataFrame, counted: bool = True) -> pd.DataFrame:
     return parts.assign(low=low, high=high, still=still)
 
 
-def _parts(rows: pd.DataFrame) -> list[Part]:
-    """Rows of `parts_of` as Parts."""
-    parts = []
-    for row in rows.to_dict("records"):
-        source = (row["run_key"], row["run_table"])
-        fields = {name: row[name] for name in ("name", "value", "low", "high", "prompts", "still")}
-        parts.append(Part(**fields, source=source))
-    return parts
+def _exactly(parts: pd.DataFrame, values=None) -> pd.DataFrame:
+    """`parts` with numbers (default their own) that have no spread."""
+    values = parts["value"] if values is None else values
+    return parts.assign(value=values, low=values, high=values, still=False)
 
 
-def ratio_above(table: pd.DataFrame, test: dict, where: dict | None = None) -> list[Part]:
+def _part(name: str, value: float, source, **fields) -> dict:
+    """One row of parts, whose number has no spread; fields: what else is known of it."""
+    row = {"name": name, "value": value, "low": value, "high": value, "prompts": 0, "still": False}
+    return {**row, **dict(zip(SOURCE, source, strict=True)), **fields}
+
+
+def ratio_above(table: pd.DataFrame, test: dict, where: dict | None = None) -> pd.DataFrame:
     """Every selected value, or its ratio to the value of the matching row of `over`."""
-    return _parts(_values(table, test, where))
-
-
-def _values(table: pd.DataFrame, test: dict, where: dict | None) -> pd.DataFrame:
     rows = parts_of(table, test, where)
     if "over" not in test:
         return rows
     divisors = parts_of(table, test, {**(where or {}), **test["over"]})
-    shared = [*SOURCE, *test.get("match", ())]
-    both = rows.merge(divisors, on=shared, suffixes=("", "_y"))
+    both = rows.merge(divisors, on=[*SOURCE, *test.get("match", ())], suffixes=("", "_y"))
     quotient = both["value"] / both["value_y"]
     low = both["low"] / both["high_y"]
     high = both["high"] / both["low_y"]
     return both.assign(value=quotient, low=low, high=high)[rows.columns]
 
 
-def difference_above(table: pd.DataFrame, test: dict) -> list[Part]:
+def difference_above(table: pd.DataFrame, test: dict) -> pd.DataFrame:
     """Values of `first` minus those of `second`.
 
     One by one where printed, else their mean over the matching rows of a table.
     """
-    first = _values(table, test, test["first"])
-    second = _values(table, test, test["second"])
+    first = ratio_above(table, test, test["first"])
+    second = ratio_above(table, test, test["second"])
     both = first.merge(second, on=[*SOURCE, *test.get("match", ())], suffixes=("", "_y"))
     change = both["value"] - both["value_y"]
     both["value"] = change.abs() if test.get("absolute") else change
     if "published" in test or test.get("exact"):
-        return _parts(both.assign(low=both["value"], high=both["value"]))
+        return _exactly(both)
     parts = []
     for source, rows in both.groupby(SOURCE):
         if len(rows) == 1:
-            low = rows["low"] - rows["high_y"]
-            high = rows["high"] - rows["low_y"]
-            parts += _parts(rows.assign(low=low, high=high))
+            (row,) = rows.to_dict("records")
+            row["high"], row["low"] = row["high"] - row["low_y"], row["low"] - row["high_y"]
+            parts.append(row)
             continue
         # measurements of the same thing, with Student's interval
         mean = float(rows["value"].mean())
         error = rows["value"].std(ddof=1) / len(rows) ** 0.5
         reach = float(t.ppf(0.975, len(rows) - 1) * error)
-        name = test.get("value", "value")
-        parts.append(Part(name, mean, mean - reach, mean + reach, source=source))
-    return parts
+        ends = {"low": mean - reach, "high": mean + reach}
+        parts.append(_part(test.get("value", "value"), mean, source, **ends))
+    return pd.DataFrame(parts)
 
 
-def paired_ratio(table: pd.DataFrame, test: dict) -> list[Part]:
+def paired_ratio(table: pd.DataFrame, test: dict) -> pd.DataFrame:
     """The `rate` of `first` over that of `second`, prompt by prompt, averaged over seeds."""
     names = {"over": "value", "over_low": "low", "over_high": "high"}
-    parts = []
+    parts = [pd.DataFrame()]
     for source, rows in _sides(table, test):
         ratios = stats.summarise(rows, {"over": "second"}, rate=tuple(test["rate"]))
         # the last row is that of all suites together
         ratios = ratios[ratios["method"] == "first"].tail(1).rename(columns=names)
         where = dict(zip(SOURCE, source, strict=True))
-        parts += _parts(_with_still(ratios).assign(name=_versus(test), **where))
-    return parts
+        parts.append(_with_still(ratios).assign(name=_versus(test), **where))
+    return pd.concat(parts, ignore_index=True)
 
 
-def signed_rank(table: pd.DataFrame, test: dict) -> list[Part]:
+def signed_rank(table: pd.DataFrame, test: dict) -> pd.DataFrame:
     """Wilcoxon's p-value of "the `rate` of `first` is not above that of `second`", over prompts."""
     parts = []
     above, under = test["rate"]
@@ -289,10 +280,9 @@ def signed_rank(table: pd.DataFrame, test: dict) -> list[Part]:
         quantities = stats.per_prompt(rows, test["rate"])
         rates = (quantities[above] / quantities[under]).T.groupby(level="method").mean().T
         tested = wilcoxon(rates["first"], rates["second"], alternative="greater")
-        p_value = float(tested.pvalue)
         name = f"{_versus(test)}, Wilcoxon's test"
-        parts.append(Part(name, p_value, p_value, p_value, len(rates), source))
-    return parts
+        parts.append(_part(name, float(tested.pvalue), source, prompts=len(rates)))
+    return pd.DataFrame(parts)
 
 
 def _sides(table: pd.DataFrame, test: dict):
@@ -310,20 +300,20 @@ def _versus(test: dict) -> str:
     return f"{first} over {second}"
 
 
-def ordering(table: pd.DataFrame, test: dict) -> list[Part]:
+def ordering(table: pd.DataFrame, test: dict) -> pd.DataFrame:
     """The differences of neighbours in `order`: all must be above the threshold (default 0)."""
     orders = test["order"] if isinstance(test["order"][0], list) else [test["order"]]
     parts = []
     for order in orders:
         for larger, smaller in zip(order, order[1:], strict=False):
             sides = {"first": {test["by"]: larger}, "second": {test["by"]: smaller}}
-            for part in difference_above(table, {**test, **sides}):
-                name = f"{part.name}, minus {smaller}"
-                parts.append(dataclasses.replace(part, name=name))
-    return parts
+            rows = difference_above(table, {**test, **sides})
+            if len(rows):
+                parts.append(rows.assign(name=rows["name"] + f", minus {smaller}"))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def share(table: pd.DataFrame, test: dict) -> list[Part]:
+def share(table: pd.DataFrame, test: dict) -> pd.DataFrame:
     """The share of selected rows of each run whose value is `is`, with Wilson's interval."""
     rows = select(table, test.get("where", {}))
     value = test["value"]
@@ -332,36 +322,32 @@ def share(table: pd.DataFrame, test: dict) -> list[Part]:
     parts = []
     for source, group in rows.groupby(SOURCE):
         good = int((group[value] == test["is"]).sum())
-        frac = good / len(group)
-        part = Part(f"{good} of {len(group)}", frac, frac, frac, source=source)
+        fields = {}
         if not test.get("exact"):
             interval = binomtest(good, len(group)).proportion_ci(method="wilson")
-            ends = {"low": interval.low, "high": interval.high}
-            part = dataclasses.replace(part, **ends, prompts=len(group))
-        parts.append(part)
-    return parts
+            fields = {"low": interval.low, "high": interval.high, "prompts": len(group)}
+        parts.append(_part(f"{good} of {len(group)}", good / len(group), source, **fields))
+    return pd.DataFrame(parts)
 
 
-def adds_up(table: pd.DataFrame, test: dict) -> list[Part]:
+def adds_up(table: pd.DataFrame, test: dict) -> pd.DataFrame:
     """How far each `whole` is from the mean or sum of the other rows with the same `match`."""
     whole = parts_of(table, test, test["whole"])
     rest = parts_of(table, test, {name: {"not": value} for name, value in test["whole"].items()})
     totals = rest.groupby(test["match"])["value"].agg(test["of"]).rename("total")
     whole = whole.merge(totals, left_on=test["match"], right_index=True)
-    apart = (whole["value"] - whole["total"]).abs()
-    return _parts(whole.assign(value=apart, low=apart, high=apart))
+    return _exactly(whole, (whole["value"] - whole["total"]).abs())
 
 
-def extreme(table: pd.DataFrame, test: dict) -> list[Part]:
+def extreme(table: pd.DataFrame, test: dict) -> pd.DataFrame:
     """How far the largest, smallest or mean value (or ratio) is from what is stated."""
-    values = [part.value for part in ratio_above(table, test)]
-    if not values:
-        return []
+    values = ratio_above(table, test)["value"]
+    if values.empty:
+        return pd.DataFrame()
     number = float(getattr(np, test["stat"])(values))
     which = {"max": "The largest", "min": "The smallest", "mean": "The mean"}[test["stat"]]
     sentence = f"{which} is {number:.4g}, the paper says {test['stated']:g}"
-    apart = abs(number - test["stated"])
-    return [Part(sentence, apart, apart, apart)]
+    return pd.DataFrame([_part(sentence, abs(number - test["stated"]), ("", ""))])
 
 
 TESTS: dict[str, Callable] = {
@@ -376,7 +362,7 @@ TESTS: dict[str, Callable] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Judged:
     """The verdict on one claim before its family is known.
 
@@ -385,7 +371,7 @@ class Judged:
 
     claim: Claim
     runs: tuple[runs.Run, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: pd.DataFrame = dataclasses.field(default_factory=pd.DataFrame)
     finding: verdicts.Finding = verdicts.Finding()
     note: tuple[str, str] = ("", "")
 
@@ -400,12 +386,12 @@ class Judged:
             verdict = self.finding.verdict(p_value)
         tested = p_value if self.finding.tested else None
         number = ""
-        if self.parts:
+        if len(self.parts):
             # the number furthest to the wrong side, among those with an interval where any has
-            _, below = claim.limit
-            telling = [part for part in self.parts if part.bounded] or self.parts
-            worst = min(telling, key=lambda part: -part.value if below else part.value)
-            number = evidence.sentence(worst, claim.test, tested)
+            bounded = verdicts.bounded(self.parts)
+            values = self.parts.loc[bounded | ~bounded.any(), "value"]
+            worst = values.idxmax() if claim.limit[1] else values.idxmin()
+            number = evidence.sentence(self.parts.loc[worst], claim.test, tested)
         return {
             "id": claim.id,
             "paper": claim.paper,
@@ -436,10 +422,10 @@ def examine(claim: Claim, scale: str = "laptop", pair: str = "", shipped: bool =
     judged = Judged(claim, tuple(sources))
     try:
         rows = rows_of(test, sources)
-        parts = tuple(TESTS[test["kind"]](rows, test))
+        parts = TESTS[test["kind"]](rows, test).reset_index(drop=True)
     except SpecdecError as error:
         return dataclasses.replace(judged, note=(verdicts.UNMEASURED, str(error)))
-    if not parts:
+    if parts.empty:
         why = "The runs here hold none of the rows that it compares"
         return dataclasses.replace(judged, note=(verdicts.UNMEASURED, why))
     # 3. what they say
@@ -451,7 +437,7 @@ def examine(claim: Claim, scale: str = "laptop", pair: str = "", shipped: bool =
 def _note(judged: Judged, rows: pd.DataFrame) -> tuple[str, str]:
     """The verdict that takes the place of the one by numbers, and why; ("", "") for none."""
     test = judged.claim.test
-    if all(part.still for part in judged.parts):
+    if judged.parts["still"].all():
         return verdicts.UNLEARNED, "What was trained does just what it did before"
     if judged.finding.verdict(judged.finding.p_value) != HOLDS:
         short = []
@@ -468,7 +454,7 @@ def _note(judged: Judged, rows: pd.DataFrame) -> tuple[str, str]:
         parts = TESTS[test["kind"]](rows, replaced)
         beside = verdicts.weigh(parts, *judged.claim.limit)
         if beside.verdict(beside.p_value) == HOLDS:
-            least = min(parts, key=lambda part: part.value)
+            least = parts.loc[parts["value"].idxmin()]
             worst = evidence.number(least, test, judged.claim.limit[0])
             return verdicts.VACUOUS, f"What learned nothing meets it, too: {worst}"
     return "", ""

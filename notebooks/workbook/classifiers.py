@@ -10,7 +10,6 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +17,7 @@ from specdec.core.policy import Policy
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
 from specdec.policies import heuristics
-from specdec.policies.base import Learned, Network
+from specdec.policies.base import Network
 from specdec.replays.trace import Trace
 from specdec.training.loop import TrainingRun, batches, descend, seeded
 
@@ -27,9 +26,7 @@ EPOCHS = {"Disco": 50, "C2T": 50, "SpecDec++": 5}  # LTD's appendix A.1, and Spe
 HIDDEN = {"Disco": 128, "C2T": 64, "SpecDec++": 1024}
 
 
-def disco_arrays(
-    trace: Trace, *, max_depth: int = 12, verify_nodes: int = 60, top_k: int = 10
-) -> tuple[np.ndarray, np.ndarray]:
+def disco_arrays(trace: Trace, *, max_depth=12, verify_nodes=60, top_k=10) -> tuple:
     """(inputs float32 [M, top_k + 2], labels bool [M]): every question that Disco could get.
 
     Label of the question after n expansions: whether the tree of n expansions and `verify_nodes`
@@ -44,14 +41,13 @@ def disco_arrays(
         groups = newest.reshape(len(trace), -1, top_k)
         inputs.append(heuristics.disco_inputs(groups, parents, n, top_k))
         labels.append(ranks[:, n, n] < verify_nodes)
+        # the next level is drafted from the likeliest nodes of this one
         parents = np.sort(newest, axis=-1)[:, : -top_k - 1 : -1]
         start = end
     return np.concatenate(inputs), np.concatenate(labels)
 
 
-def specdec_plus_arrays(
-    trace: Trace, *, max_depth: int = 12, verify_nodes: int = 60, top_k: int = 10
-) -> tuple[np.ndarray, np.ndarray]:
+def specdec_plus_arrays(trace: Trace, *, max_depth=12, verify_nodes=60, top_k=10) -> tuple:
     """(features float16 [R, F], labels int8 [R, max_depth + 1]).
 
     1 if a level of the deepest tree holds the target's token, 0 at the first that does not, -1
@@ -68,9 +64,7 @@ def specdec_plus_arrays(
     return trace.features, labels.astype(np.int8)
 
 
-def c2t_arrays(
-    trace: Trace, *, max_depth: int = 8, top_k: int = 10, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
+def c2t_arrays(trace: Trace, *, max_depth=8, top_k=10, seed=0) -> tuple:
     """(inputs float32 [M, 2], labels bool [M]).
 
     All nodes on the target's path, and as many others of the same pools.
@@ -120,6 +114,7 @@ class _Residual(nn.Module):
 def exported(module: nn.Module) -> Network | heuristics.ResidualNetwork:
     """The trained module in numpy."""
     arrays = {name: value.numpy() for name, value in module.state_dict().items()}
+    # policies run without torch
     if isinstance(module, _Residual):
         return heuristics.ResidualNetwork(arrays)
     weights = [arrays["0.weight"], arrays["2.weight"]]
@@ -141,18 +136,7 @@ def _fresh(name: str, features: int, levels: int, seed: int) -> nn.Module:
     return module
 
 
-def fit(
-    name: str,
-    inputs,
-    labels,
-    out_dir: Path,
-    *,
-    epochs: int | None = None,
-    rate: float = 1e-4,
-    batch: int = 256,
-    seed: int = 0,
-    policy: dict,
-) -> tuple[Learned, pd.DataFrame]:
+def fit(name, inputs, labels, out_dir, *, policy: dict, epochs=None, rate=1e-4, batch=256, seed=0):
     """(classifier, curve) of binary cross-entropy over a balanced sample; resumed if interrupted.
 
     inputs, labels: of the classifier's arrays. policy: its settings; it is saved in out_dir/policy.
@@ -178,6 +162,7 @@ def fit(
 
     def epoch(number: int, _) -> dict:
         total = right = 0
+        # an epoch has its own order, so that a resumed one has it again
         with seeded(seed, number):
             order = list(batches(len(truth), batch))
         for part in order:

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from specdec import runs
+import pandas as pd
 
-from workbook.verdicts import Part
+from specdec import runs
 
 RATIOS = ("over", "speedup")  # how columns of ratios begin
 
 
-def sentence(part: Part, test: dict, p_value: float | None = None) -> str:
-    """The number of a part and the limit of its test. p_value: after Holm, where intervals decide.
+def sentence(part: pd.Series, test: dict, p_value: float | None = None) -> str:
+    """A row of parts and the limit of its test. p_value: after Holm, where intervals decide.
 
     >>> test = {"kind": "ratio_above", "value": "over_tuned", "above": 1}
-    >>> sentence(Part("LTD, all suites", 2.741, 2.49, 3.01, 12), test)
-    '2.74 × [2.49, 3.01], 12 prompts (LTD, all suites); needs > 1'
+    >>> part = {"name": "LTD", "value": 2.741, "low": 2.49, "high": 3.01, "prompts": 12}
+    >>> sentence(pd.Series(part), test)
+    '2.74 × [2.49, 3.01], 12 prompts (LTD); needs > 1'
     """
     sign = "<" if "below" in test else ">"
     limit = float(test.get("below", test.get("above", 0.0)))
@@ -35,21 +36,26 @@ def sentence(part: Part, test: dict, p_value: float | None = None) -> str:
     return f"{number(part, test, limit)}; {needed}{corrected}"
 
 
-def number(part: Part, test: dict, limit: float) -> str:
+def number(part: pd.Series, test: dict, limit: float) -> str:
     """'2.74 × [2.49, 3.01], 12 prompts (LTD, all suites)', with decimals that tell the limit."""
+    name, value, low, high = part[["name", "value", "low", "high"]]
     if test["kind"] == "extreme":
-        return part.name
+        return name
     scale, unit = _unit(test)
-    has_interval = part.bounded and not part.exact
+    # neither one end missing nor both the same
+    has_interval = low < high
     if test["kind"] == "share":
-        interval = f" [{scale * part.low:.0f}, {scale * part.high:.0f}] %" if has_interval else ""
-        return part.name + interval
-    numbers = [part.value, part.low, part.high] if has_interval else [part.value]
-    value, *ends = _printed([scale * number for number in numbers], scale * limit)
-    interval = f" [{', '.join(ends)}]" if ends else ""
-    value = f"p = {part.value:.2g}" if test["kind"] == "signed_rank" else value + unit
-    count = f", {part.prompts} prompts" if part.prompts else ""
-    return f"{value}{interval}{count} ({part.name})"
+        return f"{name} [{scale * low:.0f}, {scale * high:.0f}] %" if has_interval else name
+    numbers = [value, low, high] if has_interval else [value]
+    text, *ends = _printed([scale * number for number in numbers], scale * limit)
+    text += unit
+    if test["kind"] == "signed_rank":
+        text = f"p = {value:.2g}"
+    if ends:
+        text += f" [{', '.join(ends)}]"
+    if part["prompts"]:
+        text += f", {part['prompts']} prompts"
+    return f"{text} ({name})"
 
 
 def unmeasured(test: dict, tables: list[str]) -> str:

@@ -1,8 +1,8 @@
 """The executed book as Markdown pages with pictures, to be read without installing anything.
 
-`write_pages` turns executed copies into figures/book/NN_name.md by nbconvert: prose as it is, code
-folded, tables and formulas as GitHub renders them, pictures as small PNG. A page says when and by
-which commit it was executed; the contents say which pages show an earlier version of a notebook.
+`write_pages` turns executed copies into figures/book/NN_name.md: prose as it is, code folded,
+tables and formulas as GitHub renders them, pictures as small PNG. A page says when and by which
+commit it was executed; the contents say which pages show an earlier version of a notebook.
 """
 
 from __future__ import annotations
@@ -37,24 +37,10 @@ CHAPTERS = {
     "9": "Appendix",
 }
 OLDER = "*Made from an earlier version of the notebook.*"
-# One cell after the other; what `_prepared` left of the outputs, pictures as links to files.
-TEMPLATE = """{% for cell in nb.cells %}{% if cell.cell_type == "markdown" %}
-{{ cell.source }}
-{% else %}
-<details><summary>{{ cell.metadata.summary }}</summary>
-
-```python
-{{ cell.source }}
-```
-
-</details>
-{% if cell.metadata.is_found %}
-<!-- found -->
-{% endif %}{% for text in cell.metadata.texts %}
-{{ text }}
-{% endfor %}{% if cell.metadata.is_found %}
-<!-- end of found -->
-{% endif %}{% endif %}{% endfor %}"""
+INTRO = (
+    "Every notebook with its results, to be read here without installing anything. A page "
+    "shows its notebook as it was when the commit that the page names executed it."
+)
 
 
 def folder() -> Path:
@@ -76,57 +62,48 @@ def page_of(executed: dict, name: str, pages=()) -> tuple[str, dict[str, bytes]]
 
     pages: names of the notebooks that have a page, to which links lead.
     """
-    from nbconvert import MarkdownExporter
-    from nbformat import from_dict
-
-    pictures: dict[str, bytes] = {}
-    cells = []
-    for cell in executed["cells"][1:]:
-        if "injected-parameters" in notebooks.tags_of(cell) or not notebooks.source_of(cell):
-            continue
-        cells.append(_prepared(cell, name, pictures, pages))
-    exporter = MarkdownExporter(raw_template=TEMPLATE)
-    prepared = from_dict({**executed, "cells": cells})
-    body, _ = exporter.from_notebook_node(prepared)
     title, promise = notebooks.title_and_promise(executed)
     links = f"[notebook]({SOURCES}/{name}.ipynb) · [contents]({CONTENTS})"
+    parts = [f"# {title}", f"> {promise}", links, f"<sub>{provenance(executed)}</sub>"]
+    pictures: dict[str, bytes] = {}
+    for cell in executed["cells"][1:]:
+        source, tags = notebooks.source_of(cell), notebooks.tags_of(cell)
+        # papermill repeats what the provenance above already says
+        if "injected-parameters" in tags or not source:
+            continue
+        if cell["cell_type"] == "markdown":
+            parts.append(_relinked(source, pages))
+            continue
+        summary = "parameters" if "parameters" in tags else "code"
+        code = f"```python\n{source}\n```"
+        parts.append(f"<details><summary>{summary}</summary>\n\n{code}\n\n</details>")
+        texts = []
+        for output in cell.get("outputs", []):
+            texts += _texts_of(output, name, pictures, pages)
+        if "found" in tags and texts:
+            texts = ["<!-- found -->", *texts, "<!-- end of found -->"]
+        parts += texts
     footer = f"Source: [{name}.ipynb]({SOURCES}/{name}.ipynb), {source_hash(executed)}."
-    parts = [
-        f"# {title}",
-        f"> {promise}",
-        links,
-        f"<sub>{provenance(executed)}</sub>",
-        re.sub(r"\n{3,}", "\n\n", body).strip(),
-        f"---\n\n<sub>{footer}</sub>",
-    ]
-    return "\n\n".join(parts) + "\n", pictures
+    parts.append(f"---\n\n<sub>{footer}</sub>")
+    return re.sub(r"\n{3,}", "\n\n", "\n\n".join(parts)) + "\n", pictures
 
 
-def _prepared(cell: dict, name: str, pictures: dict[str, bytes], pages) -> dict:
-    """The cell with its outputs as texts of Markdown; its pictures are added to `pictures`."""
-    source = notebooks.source_of(cell)
-    if cell["cell_type"] == "markdown":
-        return {**cell, "source": _relinked(source, pages)}
-    texts = []
-    for output in cell.get("outputs", []):
-        data = output.get("data", {})
-        text = "".join(data.get("text/plain", "")).strip()
-        if output.get("name") == "stdout":
-            text = "".join(output["text"]).rstrip()
-        if "text/markdown" in data:
-            texts.append(_relinked("".join(data["text/markdown"]), pages))
-        elif "image/png" in data:
-            file = f"{name}-{len(pictures) + 1}.png"
-            pictures[file] = small_picture(base64.b64decode("".join(data["image/png"])))
-            alternative = output["metadata"].get("image/png", {}).get("alt", "Figure")
-            texts.append(f"![{re.sub(r'[][]', ' ', alternative)}]({file})")
-        elif text and not REPRS.match(text) and "widget" not in " ".join(data):
-            texts.append(f"```\n{text}\n```")
-    tags = notebooks.tags_of(cell)
-    summary = "parameters" if "parameters" in tags else "code"
-    is_found = "found" in tags and len(texts) > 0
-    metadata = {"summary": summary, "texts": texts, "is_found": is_found}
-    return {**cell, "source": source, "metadata": metadata}
+def _texts_of(output: dict, name: str, pictures: dict[str, bytes], pages) -> list[str]:
+    """An output in Markdown, [] for what tells nothing; a picture is added to `pictures`."""
+    data = output.get("data", {})
+    if "text/markdown" in data:
+        return [_relinked("".join(data["text/markdown"]), pages)]
+    if "image/png" in data:
+        file = f"{name}-{len(pictures) + 1}.png"
+        pictures[file] = small_picture(base64.b64decode("".join(data["image/png"])))
+        alternative = output["metadata"].get("image/png", {}).get("alt", "Figure")
+        return [f"![{re.sub(r'[][]', ' ', alternative)}]({file})"]
+    text = "".join(data.get("text/plain", "")).strip()
+    if output.get("name") == "stdout":
+        text = "".join(output["text"]).rstrip()
+    if not text or REPRS.match(text) or "widget" in " ".join(data):
+        return []
+    return [f"```\n{text}\n```"]
 
 
 def provenance(executed: dict) -> str:
@@ -146,8 +123,7 @@ def provenance(executed: dict) -> str:
             if isinstance(value, str) and Path(value).is_absolute():
                 value = Path(value).name
             changed.append(f"`{name} = {value!r}`")
-    ending = f" but {', '.join(changed)}" if changed else ""
-    return f"{text}{ending}."
+    return f"{text} but {', '.join(changed)}." if changed else f"{text}."
 
 
 def _relinked(text: str, pages) -> str:
@@ -169,20 +145,20 @@ def write_pages(book, names=(), to: Path | None = None) -> list[Path]:
     Returns the paths. SpecdecError where a copy is missing or holds an error.
     """
     to = to or folder()
-    entries = {entry.stem: entry for entry in book.entries if not entry.notebook}
-    if not names:
-        names = [name for name, entry in entries.items() if book.copy(entry).is_file()]
+    copies = {entry.stem: book.copy(entry) for entry in book.entries if not entry.notebook}
+    names = names or [name for name, copy in copies.items() if copy.is_file()]
     pages = {*names, *(path.stem for path in to.glob("[0-9]*.md"))}
     for name in names:
-        if name not in entries or not book.copy(entries[name]).is_file():
+        if name not in copies or not copies[name].is_file():
             advice = f"run `python -m specdec.book run --only {name}` first"
             raise SpecdecError(f"there is no executed copy of {name}; {advice}.")
-        executed = notebooks.read_notebook(book.copy(entries[name]))
+        executed = notebooks.read_notebook(copies[name])
         for cell in executed["cells"]:
             for output in cell.get("outputs", ()):
                 if output["output_type"] == "error":
-                    raise SpecdecError(f"{book.copy(entries[name])} ends in an error.")
+                    raise SpecdecError(f"{copies[name]} ends in an error.")
         text, pictures = page_of(executed, name, pages)
+        # a page may have fewer pictures than before
         for outdated in to.glob(f"{name}-*.png"):
             outdated.unlink()
         for file, content in pictures.items():
@@ -197,11 +173,7 @@ def write_pages(book, names=(), to: Path | None = None) -> list[Path]:
 
 def contents(book, to: Path) -> str:
     """The page of contents: by chapter every notebook with its promise and what it found."""
-    intro = (
-        "Every notebook with its results, to be read here without installing anything. A page "
-        "shows its notebook as it was when the commit that the page names executed it."
-    )
-    lines = ["# The executed book", "", intro]
+    lines = ["# The executed book", "", INTRO]
     chapter = ""
     for entry in book.entries:
         if entry.notebook:
@@ -210,24 +182,22 @@ def contents(book, to: Path) -> str:
             chapter = CHAPTERS[entry.stem[0]]
             lines += ["", f"## {chapter}", "", "| | notebook | what was found |", "|---|---|---|"]
         source = notebooks.read_notebook(book.source(entry))
-        page = to / f"{entry.stem}.md"
         title, promise = notebooks.title_and_promise(source)
+        page = to / f"{entry.stem}.md"
         if not page.is_file():
             link = f"[**{title}**]({SOURCES}/{entry.stem}.ipynb)"
             lines.append(f"| | {link}<br>{promise} | not executed yet |")
             continue
         text = page.read_text(encoding="utf-8")
         results = []
-        if FOUND.search(text):
-            for line in FOUND.search(text)[1].splitlines():
-                if line:
-                    results.append(line.removeprefix("- ").replace("|", "\\|"))
+        for block in FOUND.findall(text):
+            results += [line.removeprefix("- ") for line in block.splitlines() if line]
         if source_hash(source) not in text.rpartition("Source:")[2]:
             results.append(OLDER)
-        pictures = list(to.glob(f"{entry.stem}-1.png"))
+        results = [line.replace("|", "\\|") for line in results]
         thumbnail = ""
-        if pictures:
-            image = f'<img src="{pictures[0].name}" width="200" alt="{title}">'
+        if (to / f"{entry.stem}-1.png").is_file():
+            image = f'<img src="{entry.stem}-1.png" width="200" alt="{title}">'
             thumbnail = f"[{image}]({page.name})"
         link = f"[**{title}**]({page.name})"
         lines.append(f"| {thumbnail} | {link}<br>{promise} | {'<br>'.join(results)} |")

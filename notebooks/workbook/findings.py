@@ -79,6 +79,7 @@ class Findings:
         """What the table says, in words; the intervals of the controllers decide how it is put."""
         learned = pd.concat([self.rows("replayed", system, EQUAL) for system in SYSTEMS])
         gains = 100 * (learned[REPLAYED] - 1)
+        # rows of few prompts have no interval and count as open
         above = learned["system"][surely(learned)[f"{REPLAYED}_low"] > 1]
         certain = f"only for {' and '.join(above)} does the interval exclude 0"
         if not len(above):
@@ -126,6 +127,7 @@ def read() -> Findings | None:
     for run in items.measured("controllers", shipped=True, pair="smollm2"):
         if run.path("live_t0.parquet").is_file() and run.path("replay_t0.parquet").is_file():
             live, replayed = (identified(run.read_table(name)) for name in ("live_t0", "replay_t0"))
+            # the interval over prompts is the one to show
             for end in ("low", "high"):
                 replayed[f"{REPLAYED}_{end}"] = replayed[f"{REPLAYED}_prompts_{end}"]
             live, replayed = (table[table["suite"] == "all"] for table in (live, replayed))

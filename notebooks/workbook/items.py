@@ -2,10 +2,7 @@
 
 notebooks/items.yml names every item once. A notebook draws one with `save` (inside a notebook:
 `run.show_item`), which leaves it in runs/<scale>/figures/<paper>/<item>.*; `publish` copies them
-into the committed folder figures/. Knows nothing about what an item shows.
-
-    run.show_item("resps/table1", PaperTable.of(ours, items.read_published("resps", "table1"),
-    how=item.how))
+into the committed folder figures/.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 
-from specdec import runs
+from specdec import runs, stored
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.report import figures, provenance, tables
 from specdec.report.tables import need
@@ -110,19 +107,13 @@ def _items_in(path: Path) -> dict[str, Item]:
 
 
 def read_listed(path: Path, kind: type) -> dict:
-    """{id: kind} of a YAML list whose lines are the fields of a dataclass, lists as tuples.
+    """{id: kind} of a YAML list whose lines are the fields of a dataclass.
 
     SpecdecError for an unknown field, or an id that is listed twice.
     """
-    fields = [field.name for field in dataclasses.fields(kind)]
     listed = {}
-    for line in runs.read_yaml(path):
-        for name, setting in line.items():
-            if name not in fields:
-                raise nearest_name_error(f"key in {path.name}", name, fields)
-            if isinstance(setting, list):
-                line[name] = tuple(setting)
-        entry = kind(**line)
+    for number, line in enumerate(runs.read_yaml(path), 1):
+        entry = stored.checked(kind, line, f"{path}, entry {number}", "correct it")
         if entry.id in listed:
             raise SpecdecError(f"{path} lists {entry.id} twice.")
         listed[entry.id] = entry
@@ -158,6 +149,7 @@ def save(
     if isinstance(shown, PaperTable):
         rows, doubts, lacking = shown.counts, list(shown.doubts), list(shown.lacking)
     else:
+        # a table of pandas carries what is missing in its attrs
         attributes = {} if shown is None else shown.attrs
         count = len(shown) if shown is not None and sources else 0
         rows, doubts = attributes.get("rows") or {"measured": count}, []
@@ -184,9 +176,7 @@ def save(
     return figures.save(content, stem, sources=sources, data=data, about=about)
 
 
-def measured(
-    name: str, scale: str = "laptop", shipped: bool = False, **parameters
-) -> list[runs.Run]:
+def measured(name: str, scale="laptop", shipped: bool = False, **parameters) -> list[runs.Run]:
     """Finished runs called `name`, the newest first, here and (shipped: only) in the checkout.
 
     parameters: of its provenance or settings, such as pair="smollm2"; None leaves one open.
@@ -204,6 +194,7 @@ def measured(
         for key, value in parameters.items():
             fits = fits and (value is None or facts.get(key) == value)
         if fits:
+            # the first is the newest
             chosen.setdefault(runs.canonical([config, row["pair"]]), run)
     return list(chosen.values())
 
@@ -256,34 +247,28 @@ class Drawn:
 
     @functools.cached_property
     def sources(self) -> list[runs.Run]:
-        """The runs that it comes from, as far as they are there."""
-        places = [*sorted((runs.home() / "runs").glob("*")), runs.shipped_dir()]
-        sources = []
-        for row in self.facts.get("measured", ()):
-            for place in places:
-                folder = place / f"{row.get('run')}-{(row.get('key') or '')[:12]}"
-                if not (folder / "run.json").is_file():
-                    continue
-                record = runs.read_json(folder / "run.json")
-                if record["key"] == row["key"]:
-                    sources.append(runs.Run(folder, row["run"], record["scale"], record["key"]))
-                    break
-        return sources
+        """The finished runs that it comes from, as far as they are there."""
+        finished: dict[str, runs.Run] = {}
+        rows = self.facts.get("measured", ())
+        for name in {row["run"] for row in rows}:
+            for scale in runs.SCALES:
+                for run in runs.find(name, scale):
+                    finished.setdefault(run.key, run)
+        return [finished[row["key"]] for row in rows if row["key"] in finished]
 
     @property
     def fault(self) -> str:
         """Why it cannot be published: a file, a run or its label is not there; '' where it can."""
+        rows = self.facts.get("measured", ())
+        label = provenance.of(self.sources).label
         if self.incomplete:
             return f"{', '.join(self.incomplete)} is not there"
-        rows = self.facts.get("measured", ())
         if self.item.kind not in UNMEASURED and self.facts["rows"]["measured"] and not rows:
             return "it shows measured rows and names no run"
         if len(self.sources) < len(rows):
             return "a run that it comes from is not there any more"
-        if self.item.kind != "diagram":
-            label = provenance.of(self.sources).label
-            if label != self.facts["label"]:
-                return f"it does not bear the label of its runs, {label!r}"
+        if self.item.kind != "diagram" and label != self.facts["label"]:
+            return f"it does not bear the label of its runs, {label!r}"
         return ""
 
 
@@ -337,20 +322,21 @@ def publish(scale: str = "laptop", also=(), replace: bool = False) -> pd.DataFra
             items[item_id] = fresh
         rows.append({"item": item_id, "state": state, "note": note})
     # 2. their files, one step per paper
-    by_paper: dict[str, dict] = {}
     used = {run.key: run for run in also}
-    for files in items.values():
-        by_paper.setdefault(files.item.paper, {}).update(
-            {path.name: path for path in files.files()}
-        )
-        used |= {run.key: run for run in files.sources}
-    for paper, paths in by_paper.items():
-        runs.replace_folder(figures_dir() / paper, paths)
+    for paper in PAPERS:
+        paths = {}
+        for files in items.values():
+            if files.item.paper == paper:
+                paths |= {path.name: path for path in files.files()}
+                used |= {run.key: run for run in files.sources}
+        if paths:
+            runs.replace_folder(figures_dir() / paper, paths)
     # 3. the rows that they come from
     sources = {}
     for run in used.values():
         for pattern in RUN_FILES:
             for path in sorted(run.directory.glob(pattern)):
+                # large tables would make the repository slow to clone
                 if path.stat().st_size <= MOST_RUN_MB * 1e6:
                     sources[f"{run.directory.name}/{path.name}"] = path
     if sources:
@@ -361,19 +347,22 @@ def publish(scale: str = "laptop", also=(), replace: bool = False) -> pd.DataFra
 
 def _better(old: Drawn, new: Drawn, replace: bool) -> str:
     """Why the published item stays; '' where it does not."""
+    # a run of a toy pair must not replace one of a real model
     larger = _rank(old) - _rank(new)
     if larger > 0:
         return "one of a larger scale"
-    fewer = "" if larger < 0 or replace else fewer_rows(new.sources, old.sources)
-    return f"one with more rows: {fewer} (--replace takes this one all the same)" if fewer else ""
+    fewer = fewer_rows(new.sources, old.sources)
+    if larger < 0 or replace or not fewer:
+        return ""
+    return f"one with more rows: {fewer} (--replace takes this one all the same)"
 
 
 def fewer_rows(new: list[runs.Run], old: list[runs.Run]) -> str:
     """Of which table the new runs hold less than LEAST_PART of the old ones' rows; '' of none."""
-    counts = _rows_of_tables(new)
+    here = _rows_of_tables(new)
     for name, count in _rows_of_tables(old).items():
-        if counts[name] < LEAST_PART * count:
-            return f"{count} in {name}, here {counts[name]}"
+        if here[name] < LEAST_PART * count:
+            return f"{count} in {name}, here {here[name]}"
     return ""
 
 

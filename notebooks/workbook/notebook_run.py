@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import base64
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+from IPython.display import Markdown, display
 
 from specdec import runs
+from specdec.costs.profiles import prices
+from specdec.data.suites import embedded_suite
 from specdec.errors import nearest_name_error
+from specdec.replays.trace import open_trace
+from specdec.report import figures, tables
+from specdec.tools import places
 
-CELL_PT = 690  # width of an output of JupyterLab beside its list of files
+from workbook import items
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,21 +36,13 @@ class NotebookRun(runs.Run):
 
         sources: the runs it comes from; without them, this one.
         """
-        from specdec.report import figures
-
         stem = runs.figure_path(self.figures, name, self.scale)
         sources = [self] if sources is None else sources
         paths = figures.save(figure, stem, sources=sources, data=data)
         _display(paths, f"{self.figures}, {name}")
 
-    def show_table(
-        self, table: pd.DataFrame, name: str, text: str = "", digits: int = 2, sources=None
-    ) -> None:
+    def show_table(self, table, name: str, text="", digits: int = 2, sources=None) -> None:
         """Display `text` and `table`, saved in markdown and csv, with the runs it comes from."""
-        from IPython.display import Markdown, display
-
-        from specdec.report import tables
-
         stem = runs.figure_path(self.figures, name, self.scale)
         tables.save(table, stem, sources=[self] if sources is None else sources, digits=digits)
         display(Markdown(f"{text}\n\n{tables.markdown(table, digits)}"))
@@ -56,8 +53,6 @@ class NotebookRun(runs.Run):
         sources: the Runs whose rows it shows, none where nothing was measured. options: those of
         `items.save`.
         """
-        from workbook import items
-
         item = items.find_item(item_id)
         paths = items.save(item_id, content, scale=self.scale, sources=sources, **options)
         caption = f"**{item.title}.** {runs.read_json(paths[-1])['caption']}"
@@ -69,10 +64,6 @@ class NotebookRun(runs.Run):
         suites: only these; a benchmark's name stands for its embedded form unless it was recorded
         itself. What it is of is left in the run (`noted`).
         """
-        from specdec.data.suites import embedded_suite
-        from specdec.replays.trace import open_trace
-        from specdec.tools import places
-
         drafter = self.values.get("drafter") or None
         pair = places.which(self.values["pair"], drafter=drafter).name
         trace = open_trace(self.values[parameter], pair)
@@ -102,39 +93,20 @@ class NotebookRun(runs.Run):
 
         A copy is left in the run as costs.json.
         """
-        from specdec.costs.profiles import prices
-
         costs = prices(self.values[parameter])
         costs.save(self.path("costs.json"))
         return costs
 
 
 def _display(paths: list[Path], alternative: str, caption: str = "") -> None:
-    """Show the picture or the table among these files; png beside svg, for readers of either."""
-    from IPython.display import Markdown, display
-
+    """Show the picture or the table among these files; a picture as png, which fits its cell."""
     by_kind = {path.suffix: path for path in paths}
-    if ".svg" not in by_kind:
+    if ".png" not in by_kind:
         table = by_kind[".md"].read_text(encoding="utf-8")
         display(Markdown(f"{table}\n{caption}"))
         return
-    picture = within_cell(by_kind[".svg"].read_text(encoding="utf-8"))
-    data = {"image/svg+xml": picture, "text/plain": alternative}
-    data["image/png"] = base64.b64encode(by_kind[".png"].read_bytes()).decode()
+    picture = base64.b64encode(by_kind[".png"].read_bytes()).decode()
+    data = {"image/png": picture, "text/plain": alternative}
     display(data, metadata={"image/png": {"alt": alternative}}, raw=True)
     if caption:
         display(Markdown(caption))
-
-
-def within_cell(svg: str) -> str:
-    """The picture, no wider than a notebook's cell on a laptop: JupyterLab shows svg at its size.
-
-    >>> within_cell('<svg width="1380pt" height="100pt" viewBox="0 0 1380 100"/>')
-    '<svg width="690pt" height="50pt" viewBox="0 0 1380 100"/>'
-    """
-    sized = re.search(r'<svg[^>]*? width="([\d.]+)pt" height="([\d.]+)pt"', svg)
-    if sized is None or float(sized[1]) <= CELL_PT:
-        return svg
-    height = float(sized[2]) * CELL_PT / float(sized[1])
-    small = f'width="{CELL_PT:g}pt" height="{height:g}pt"'
-    return svg.replace(f'width="{sized[1]}pt" height="{sized[2]}pt"', small, 1)

@@ -39,10 +39,6 @@ def tags_of(cell: dict) -> list[str]:
     return cell.get("metadata", {}).get("tags", [])
 
 
-def has_solutions(notebook: dict) -> bool:
-    return any("solution" in tags_of(cell) for cell in notebook["cells"])
-
-
 def title_and_promise(notebook: dict) -> tuple[str, str]:
     """The H1 and the block quote of the first cell."""
     title, promise = "", []
@@ -78,6 +74,7 @@ def tidy(notebook: dict, header: str) -> str:
             metadata["jupyter"] = {"source_hidden": True}
         if tags:
             metadata["tags"] = tags
+        # one line per string, as Jupyter saves them
         source = source_of(cell).rstrip("\n").splitlines(keepends=True)
         clean = {"cell_type": cell["cell_type"], "id": cell["id"], "metadata": metadata}
         if cell["cell_type"] == "code":
@@ -103,21 +100,18 @@ def student_edition(notebook: dict, handed_out: Collection[str] = ()) -> dict:
 
     cells = []
     for cell in notebook["cells"]:
-        tags = tags_of(cell)
+        tags, source, metadata = tags_of(cell), source_of(cell), dict(cell["metadata"])
         if "solution" in tags:
             continue
-        source = source_of(cell)
         is_prose = cell["cell_type"] == "markdown"
         if is_prose:
+            # the text of a link stays
             source = re.sub(r"\[([^\]]*)\]\(([^):#]+)\)", link, source)
-        metadata = dict(cell["metadata"])
-        points = 0
+        points = 2 if is_prose else 0
         if "check" in tags:
             points = 1
             metadata["tags"] = [*tags, "raises-exception"]
-        elif "exercise" in tags and is_prose:
-            points = 2
-        if points or "exercise" in tags:
+        if "check" in tags or "exercise" in tags:
             grading = {"schema_version": 3, "grade_id": cell["id"], "task": False}
             grading |= {"grade": points > 0, "solution": "exercise" in tags}
             grading["locked"] = "check" in tags

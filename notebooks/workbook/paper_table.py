@@ -1,14 +1,7 @@
 """A paper's table, and ours below it with the same columns.
 
-    PaperTable.of(measured, published, how="make book ...").markdown()
-
-    *The paper*          | model        | row    | MT-bench | GSM8K |
-    *Measured here*      | smollm2      | LTD    | 1.06     | 1.02  |
-    Not measured here: GS. To measure it: make book ...
-
 The paper's rows are printed as in the paper. A number in doubt carries a mark, with its remark
 below the table. A table of more than MAX_COLUMNS columns is printed in parts, one for each metric.
-Knows nothing about any paper.
 """
 
 from __future__ import annotations
@@ -51,8 +44,8 @@ class PaperTable:
         doubt. how: the command that measures what is missing. digits: of all or {metric: digits}.
         """
         # 1. both sides, their columns and the marks of doubts
-        theirs = _filled(published, "target", value)
-        ours = _filled(measured, "pair", value)
+        theirs = _filled(published, "target", value, digits)
+        ours = _filled(measured, "pair", value, digits)
         sides = [side for side in (theirs, ours) if len(side)]
         if not sides:
             raise SpecdecError("there is nothing to show: neither measured nor published rows.")
@@ -60,12 +53,12 @@ class PaperTable:
         for side in sides:
             heads |= dict.fromkeys(zip(side["column"], side["metric"], strict=True))
         several = len(sides) > 1 or any(side["whose"].nunique() > 1 for side in sides)
+        # one pair on either side needs no column for its name
         keys = ["whose", "row"] if several else ["row"]
         doubts = [doubt for doubt in dict.fromkeys(theirs["doubt"]) if doubt]
+        # a letter for each remark, in the order of the rows
         marks = {doubt: chr(ord("a") + place) for place, doubt in enumerate(doubts)}
         # 2. a block of cells for each side
-        theirs["text"] = _texts(theirs, value, digits)
-        ours["text"] = _texts(ours, value, digits)
         blocks = [_block(side, list(heads), keys, marks) for side in (theirs, ours)]
         # 3. the sentences below
         notes = [f"({mark}) {doubt}" for doubt, mark in marks.items()] + _equal(ours)
@@ -97,49 +90,45 @@ class PaperTable:
             for first in range(0, len(heads), room):
                 yield metric, heads[first : first + room]
 
-    def blocks(self, heads: list[tuple[str, str]]) -> Iterator[tuple[str, pd.DataFrame]]:
-        """(title, cells) of each block, without the rows that are empty in these columns."""
+    def blocks(self, heads: list[tuple[str, str]]) -> dict[str, pd.DataFrame]:
+        """{title: cells} of each side, without the rows that are empty in these columns."""
+        blocks = {}
         for title, block in ((PUBLISHED, self.published), (MEASURED, self.measured)):
             if len(block):
                 block = block[heads][block[heads].notna().any(axis=1)]
             if len(block):
-                yield title, block.fillna("-")
+                blocks[title] = block.fillna("-")
+        return blocks
 
     def markdown(self) -> str:
         """The parts in markdown, block by block, with the notes below."""
         texts = []
         for metric, heads in self.parts():
-            for title, block in self.blocks(heads):
-                texts.append(f"*{', '.join(filter(None, [title, metric]))}*")
+            for title, block in self.blocks(heads).items():
+                texts.append(f"*{title}, {metric}*" if metric else f"*{title}*")
                 named = block.set_axis(_flat(heads, metric), axis=1).reset_index()
                 texts.append(named.to_markdown(index=False, disable_numparse=True))
         return "\n\n".join([*texts, *self.notes])
 
     def to_csv(self) -> str:
         """All cells, with a column `whose` in front; one table, however wide."""
-        shown = []
-        for title, block in self.blocks(self.heads):
-            named = block.set_axis(_flat(self.heads, ""), axis=1).reset_index()
-            shown.append(named.assign(whose=title))
-        table = pd.concat(shown, ignore_index=True)
-        return table[["whose", *table.columns.drop("whose")]].fillna("-").to_csv(index=False)
+        table = pd.concat(self.blocks(self.heads), names=["whose"])
+        return table.set_axis(_flat(self.heads, ""), axis=1).reset_index().to_csv(index=False)
 
     def latex(self, caption: str, label: str) -> str:
         """The parts as LaTeX tables (booktabs, graphicx), grouped heads where metrics differ."""
         parts = list(self.parts())
         texts = []
         for place, (metric, heads) in enumerate(parts, 1):
-            blocks = list(self.blocks(heads))
-            names = max((block.index.names for _, block in blocks), key=len)
-            width = len(names) + len(heads)
-            lines = ["\\toprule", *_latex_head(names, heads, metric)]
-            for title, block in blocks:
-                lines.append(f"\\midrule\n\\multicolumn{{{width}}}{{l}}{{\\emph{{{title}}}}} \\\\")
-                for row in block.reset_index().itertuples(index=False):
-                    lines.append(_latex_row(list(row)))
-            body = "\n".join([*lines, "\\bottomrule"])
-            aligned = "l" * len(names) + "r" * len(heads)
-            tabular = f"\\begin{{tabular}}{{{aligned}}}\n{body}\n\\end{{tabular}}"
+            table = pd.concat(self.blocks(heads), names=[""])
+            aligned = "l" * table.index.nlevels + "r" * len(heads)
+            if metric or len({name for _, name in heads}) == 1:
+                table = table.set_axis(_flat(heads, metric), axis=1)
+            table = table.reset_index()
+            # the title of a block stands in its first row
+            table.iloc[:, 0] = table.iloc[:, 0].mask(table.iloc[:, 0].duplicated(), "")
+            look = {"column_format": aligned, "multicolumn_format": "c"}
+            tabular = table.to_latex(index=False, escape=True, **look).strip()
             head = f"{caption} Part {place}: {metric}." if metric else caption
             notes = ""
             if place == len(parts):
@@ -149,28 +138,28 @@ class PaperTable:
         return "\n".join(texts)
 
 
-def _filled(side, whose: str, value: str) -> pd.DataFrame:
-    """Long rows of one side with all columns that are read; an empty frame for None."""
+def _filled(side, whose: str, value: str, digits) -> pd.DataFrame:
+    """Long rows of one side with all columns that are read, and their printed form, text.
+
+    digits: of all, or {metric: digits} where 2 is usual. An empty frame for None.
+    """
     usual = {"metric": "", "doubt": "", "prompts": np.nan, "turns": np.nan}
     if side is None or side.empty:
-        return pd.DataFrame(columns=["whose", "row", "column", *usual, value])
+        return pd.DataFrame(columns=["whose", "row", "column", *usual, value, "text"])
     need(side, "row", "column", value)
     side = side.reset_index(drop=True)
     for name, content in usual.items():
         if name not in side:
             side[name] = content
     side["whose"] = side.get(whose, PUBLISHED)
-    texts = {name: side[name].astype(str) for name in ("row", "column", "metric", "whose")}
-    return side.assign(**texts, doubt=side["doubt"].fillna(""))
-
-
-def _texts(side: pd.DataFrame, value: str, digits) -> pd.Series:
-    """The printed form of each row; digits: of all, or {metric: digits} where 2 is usual."""
-    texts = pd.Series(None, side.index, dtype=object)
+    side["doubt"] = side["doubt"].fillna("")
+    for name in ("row", "column", "metric", "whose"):
+        side[name] = side[name].astype(str)
+    side["text"] = pd.Series(None, side.index, dtype=object)
     for metric, rows in side.groupby("metric"):
         places = digits.get(metric, 2) if isinstance(digits, dict) else digits
-        texts[rows.index] = tables.cells(rows, value, places)
-    return texts
+        side.loc[rows.index, "text"] = tables.cells(rows, value, places)
+    return side
 
 
 def _block(side: pd.DataFrame, heads: list, keys: list[str], marks: dict[str, str]) -> pd.DataFrame:
@@ -188,12 +177,10 @@ def _block(side: pd.DataFrame, heads: list, keys: list[str], marks: dict[str, st
         raise SpecdecError(f"two rows stand for {names}; select one run or aggregate first.")
     wide = long.pivot(index=keys, columns=["column", "metric"], values="cell")
     order = long[keys].drop_duplicates()
-    if len(keys) == 1:
-        wide = wide.loc[order["row"].tolist()].rename_axis(index=["row"])
-    else:
-        wide = wide.loc[list(order.itertuples(index=False, name=None))]
-        wide = wide.rename_axis(index=["model", "row"])
-    return wide.reindex(columns=columns)
+    order = pd.MultiIndex.from_frame(order) if len(keys) > 1 else pd.Index(order["row"])
+    return (
+        wide.loc[order].rename_axis(index=["model", "row"][-len(keys) :]).reindex(columns=columns)
+    )
 
 
 def _counted(side: pd.DataFrame) -> pd.Series:
@@ -232,19 +219,3 @@ def _flat(heads: list[tuple[str, str]], metric: str) -> list[str]:
     if metric or len({name for _, name in heads}) == 1:
         return [column for column, _ in heads]
     return [f"{column}, {name}" if name else column for column, name in heads]
-
-
-def _latex_head(names: list[str], heads: list[tuple[str, str]], metric: str) -> list[str]:
-    groups = pd.Series([column for column, _ in heads]).value_counts(sort=False)
-    if metric or groups.max() == 1:
-        return [_latex_row([*names, *_flat(heads, metric)])]
-    above = []
-    for column, count in groups.items():
-        above.append(f"\\multicolumn{{{count}}}{{c}}{{{tables.escaped(column)}}}")
-    empty = " & " * (len(names) - 1)
-    below = _latex_row([*names, *(name for _, name in heads)])
-    return [f"{empty} & {' & '.join(above)} \\\\", below]
-
-
-def _latex_row(cells: list[str]) -> str:
-    return " & ".join(map(tables.escaped, cells)) + " \\\\"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,19 +16,8 @@ from matplotlib.colors import PowerNorm, to_rgba
 from PIL import Image
 
 from specdec import runs
-from specdec.errors import SpecdecError
 from specdec.report.explorer_panels import places, readable
-from specdec.report.figures import (
-    ABOVE,
-    COLOURS,
-    HEIGHT_IN,
-    WIDTH_IN,
-    draw_line,
-    drawn,
-    grouped_bars,
-    ink,
-    name_ends,
-)
+from specdec.report.figures import COLOURS, WIDTH_IN, draw_line, drawn, grouped_bars, ink, name_ends
 from specdec.report.tables import need, surely
 
 COLUMN_IN, ROW_IN = 1.05, 0.2  # distance of columns and rows of a tree
@@ -40,18 +28,18 @@ def small_picture(content: bytes) -> bytes:
     """A picture as PNG in few colours, made smaller until it fits onto a page."""
     picture, written = Image.open(io.BytesIO(content)).convert("RGB"), io.BytesIO()
     picture.thumbnail(WIDEST_PX, Image.Resampling.LANCZOS)
+    # pages are committed: a figure has few colours, and dithering costs bytes
     few = picture.quantize(PAGE_COLOURS, dither=Image.Dither.NONE)
     few.save(written, "png", optimize=True)
     return written.getvalue()
 
 
-def training_curves(
-    folders: dict[str, Path], columns=("reward", "entropy", "tok_per_ms"), points: int = 60
-) -> pd.DataFrame:
+def training_curves(folders: dict, columns=("reward", "entropy", "tok_per_ms"), points=60):
     """The curves of several runs: run, steps, what, value; means over about `points` blocks."""
     curves = []
     for name, folder in folders.items():
         curve = runs.read_table(Path(folder) / "curve.parquet")[["steps", *columns]]
+        # neighbouring steps are averaged, since rewards are noisy
         block = curve.index // max(1, len(curve) // points)
         mean = curve.groupby(block).mean().assign(steps=curve["steps"].groupby(block).max())
         curves.append(mean.melt("steps", var_name="what", value_name="value").assign(run=name))
@@ -97,13 +85,7 @@ def over_start(lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def depth_and_size(
-    by_depth: pd.DataFrame,
-    by_size: pd.DataFrame,
-    value: str,
-    *,
-    label: str,
-    lines=("total_tokens", "depth"),
-    heads=("", ""),
+    by_depth, by_size, value: str, *, label: str, lines=("total_tokens", "depth"), heads=("", "")
 ):
     """`value` against depth, a line per size, and against total_tokens, a line per depth.
 
@@ -133,9 +115,7 @@ def depth_and_size(
     return figure
 
 
-def intervals(
-    table: pd.DataFrame, name: str, value: str, *, panel: str | None = None, label="", line=1.0
-):
+def intervals(table, name, value, *, panel: str | None = None, label="", line=1.0):
     """Dots of `value` with columns low and high, one row per `name`; a line at `line`.
 
     panel: the column with one panel per value.
@@ -144,6 +124,7 @@ def intervals(
     table = surely(table)
     panels = [("", table)] if panel is None else list(table.groupby(panel, sort=False))
     with drawn(height_in=0.8 + 0.24 * len(table) + 0.3 * len(panels)) as (figure, _):
+        # as high as its rows, so that dots are equally far apart
         heights = [len(rows) + 1 for _, rows in panels]
         grid = dict(sharex=True, squeeze=False, height_ratios=heights)
         all_axes = figure.subplots(len(panels), 1, **grid)[:, 0]
@@ -156,9 +137,7 @@ def intervals(
     return figure
 
 
-def dots(
-    axes, places, rows: pd.DataFrame, value: str, number: int = 0, ends=("low", "high"), **look
-) -> None:
+def dots(axes, places, rows, value, number: int = 0, ends=("low", "high"), **look) -> None:
     """Dots of a column with intervals, from the top down, in the colour of this number."""
     look = dict(linestyle="", marker="o", markersize=4.5, color=COLOURS[number]) | look
     axes.hlines(places, *(rows[end] for end in ends), color=look["color"], linewidth=1.5)
@@ -178,9 +157,7 @@ def under_heads(axes, heads: pd.Series, names: pd.Series) -> np.ndarray:
     return np.array(places)
 
 
-def bar_panels(
-    table: pd.DataFrame, x: str, y: str, *, by: str, panel: str, labels=("", ""), note=""
-):
+def bar_panels(table, x, y, *, by: str, panel: str, labels=("", ""), note=""):
     """Bars of `y` over the values of `x`, a look per value of `by`, a panel per value of `panel`.
 
     labels: of the axes; the first defaults to the panel's name. <y>_low, <y>_high: whiskers.
@@ -201,6 +178,7 @@ def bar_panels(
                 if len(rows) <= 12 and hasattr(bars, "datavalues"):
                     numbers = [_short(height) for height in bars.datavalues]
                     axes.bar_label(bars, numbers, padding=2, fontsize=7)
+            # long names of rows would overlap
             names = [textwrap.fill(text.get_text(), 11) for text in axes.get_xticklabels()]
             axes.set_xticks(axes.get_xticks(), names)
             axes.margins(y=0.1)
@@ -222,17 +200,7 @@ def _short(value: float) -> str:
     return f"{value:.1f}" if abs(value) < 9.95 else f"{value:.0f}"
 
 
-def heat_panels(
-    table: pd.DataFrame,
-    x: str,
-    y: str,
-    value: str,
-    *,
-    rows: str,
-    columns: str,
-    labels=("", ""),
-    note="",
-):
+def heat_panels(table, x, y, value, *, rows: str, columns: str, labels=("", ""), note=""):
     """Heat maps of shares of `cycles` over x and y, panels by the values of `rows` and `columns`.
 
     All panels share their axes and one scale of colours, in which small shares differ as well;
@@ -241,12 +209,14 @@ def heat_panels(
     need(table, x, y, value, rows, columns, "cycles")
     down, across = table[rows].unique(), table[columns].unique()
     at_x, at_y = sorted(table[x].unique()), sorted(table[y].unique())
+    # a square root of colours
     norm = PowerNorm(0.5, 0.0, float(table[value].max()))
     height = 0.7 + (0.9 + 0.22 * min(10, len(at_y))) * len(down)
     with drawn(WIDTH_IN, height, note=note) as (figure, _):
         grid = figure.subplots(len(down), len(across), squeeze=False, sharex=True, sharey=True)
         for (row, column), axes in np.ndenumerate(grid):
             part = table[(table[rows] == down[row]) & (table[columns] == across[column])]
+            # cells that no cycle reached are zero, not missing
             cells = part.pivot_table(value, y, x, aggfunc="sum")
             cells = cells.reindex(index=at_y, columns=at_x).fillna(0.0)
             image = axes.imshow(cells, origin="lower", aspect="auto", cmap="Blues", norm=norm)
@@ -273,45 +243,7 @@ def _few(values: list, most: int = 8) -> tuple[list[int], list[str]]:
     return list(range(0, len(values), step)), [f"{value:g}" for value in values[::step]]
 
 
-def speed_surface(table: pd.DataFrame, marks: dict[str, tuple[float, float]], *, title=""):
-    """Filled contours of the speed over depth and total_tokens (logarithmic), the best widths.
-
-    table: rows of static_grid. marks: name -> (depth, total_tokens), drawn with a sign each.
-    """
-    need(table, "depth", "total_tokens", "speedup")
-    surface = table.groupby(["total_tokens", "depth"])["speedup"].max().unstack()
-    if min(surface.shape) < 2:
-        raise SpecdecError("a surface needs two or more depths and sizes; widen the grid.")
-    with drawn(height_in=1.2 * HEIGHT_IN, title=title) as (figure, _):
-        axes = figure.subplots()
-        levels = max(2, len(np.unique(surface.round(3))))
-        grid = (surface.columns, surface.index, surface)
-        filled = axes.contourf(*grid, min(15, levels), cmap="viridis")
-        figure.colorbar(filled, ax=axes, label="times as fast as plain decoding")
-        look = dict(markersize=9, markeredgecolor="black", markerfacecolor="white", linestyle="")
-        for (name, (depth, total_tokens)), sign in zip(marks.items(), "os*^DvPX", strict=False):
-            axes.plot([depth], [total_tokens], label=name, marker=sign, clip_on=False, **look)
-        axes.set_yscale("log", base=2)
-        low, high = surface.index.min(), surface.index.max()
-        ticks = [2**power for power in range(12) if low <= 2**power <= high] or [low, high]
-        axes.set_yticks(ticks, [str(tick) for tick in ticks])
-        axes.locator_params(axis="x", integer=True)
-        axes.minorticks_off()
-        axes.set(xlabel="depth", ylabel="tree size (tokens)")
-        axes.grid(visible=False)
-        if marks:
-            axes.legend(ncols=len(marks), **ABOVE)
-    return figure
-
-
-def tree(
-    tokens: Sequence[str],
-    parents: Sequence[int],
-    *,
-    scores=None,
-    accepted: Sequence[int] = (),
-    title: str = "",
-):
+def tree(tokens, parents, *, scores=None, accepted=(), title=""):
     """A draft tree as a figure: the accepted path is filled, darker borders mean likelier nodes.
 
     tokens: text of each node [N], root first. parents: of each node [N], -1 for the root, before

@@ -12,33 +12,28 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from specdec import runs
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static
-from specdec.core.records import EXTEND, PLAN, SIZE, TURN, Cycle, Question
+from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
 from specdec.core.tree_config import CopiedTree, Plan, TreeConfig, pool_size
-from specdec.costs.calibrate import measured_answer_ms
 from specdec.costs.model import CostModel
-from specdec.evaluation import compare, stats
+from specdec.evaluation import compare
 from specdec.evaluation.tuning import tune_gate
 from specdec.models.ngrams import CopyOdds, NgramConfig
 from specdec.policies.base import as_array, load_policy, tree_of
-from specdec.policies.value import OURS, ValueConfig, ValuePolicy
+from specdec.policies.value import OURS, ValueConfig
 from specdec.replays.copies import copy_odds_of, with_copies
-from specdec.replays.oracle import clairvoyant
-from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static
 from specdec.replays.trace import Trace
-from specdec.training.value import reprice, train_value
+from specdec.training.value import train_value
 
-TREE, HYBRID, GATE, RULE, BOUND = "tuned tree", "static hybrid", "gated hybrid", "rule", "bound"
+TREE, HYBRID, GATE, RULE = "tuned tree", "static hybrid", "gated hybrid", "rule"
 TOTALS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 # every number of nodes that is worth telling apart with narrow trees, and those of wide trees
 SIZES = (0, 1, 2, 3, 4, 5, 7, 9, 12, 16, 24, 32, 48, 63)
@@ -46,8 +41,6 @@ WIDE_SIZES = (0, 1, 2, 4, 7, 12, 16, 24, 32, 48, 63, 80, 100, 128, 160)
 ROOM = dataclasses.replace(
     OURS, name="room", top_k=4, most_expansions=6, sizes=SIZES, probe="none", plans=True
 )
-# what is left out of the whole controller
-OURS_WHOLE, NO_PLAN, ALONE = "ours", "no plan", "no copies"
 
 
 @dataclass(frozen=True)
@@ -102,6 +95,7 @@ class Worth(Policy):
 
     def best(self, scores: np.ndarray, spent_ms: float) -> tuple[float, int]:
         """(tokens per ms, nodes) of the best number of nodes with these scores."""
+        # scores are logarithms; copies bring their own
         chances = np.exp(self.scale * np.asarray(scores, dtype=float))
         chances = np.sort(chances)[::-1][: len(self._verify_ms) - 1]
         tokens = 1 + np.concatenate(([0.0], np.cumsum(chances)))
@@ -161,9 +155,7 @@ def form_for(static: Plan) -> ValueConfig:
     return dataclasses.replace(form, most_expansions=max(form.most_expansions, static.depth + 1))
 
 
-def learned(
-    ground: Ground, costs: CostModel, config: ValueConfig, copies: bool = True
-) -> list[ValuePolicy]:
+def learned(ground: Ground, costs: CostModel, config: ValueConfig, copies: bool = True) -> list:
     """A policy per seed, trained on the part `train` and tuned on `tune`; found again later.
 
     copies: learns from the recording with copies.
@@ -187,68 +179,3 @@ def learned(
             run.finish()
         policies.append(load_policy(folder))
     return policies
-
-
-def turns_of(
-    trace: Trace, costs: CostModel, method: str, policies: Iterable[Policy], policy_ms: float = 0.0
-) -> pd.DataFrame:
-    """Rows per turn of a method: TURN, new_tok, time_ms, policy_ms, cycles; means of policies."""
-    tables = [replay(trace, policy, costs, policy_ms=policy_ms).table for policy in policies]
-    names = ["new_tok", "time_ms", "policy_ms", "cycles"]
-    mean = sum(table[names] for table in tables) / len(tables)
-    return tables[0][TURN].assign(method=method, **mean)
-
-
-def judged(
-    ground: Ground, costs: CostModel, parts: Iterable[str] = (OURS_WHOLE,)
-) -> tuple[pd.DataFrame, dict[str, list]]:
-    """Opponents, the bound, and ours in each form of `parts`, on the part `test`; the policies.
-
-    Speeds are over the tuned tree and over the gate, by suite and for all. policy_frac: of the
-    time. headroom_frac: of the bound's gain over the gate.
-    """
-    # 1. what is judged, and what an answer costs
-    policies: dict[str, list] = {}
-    turns = []
-    for name, policy in opponents(ground, costs).items():
-        policies[name] = [policy]
-        asking_ms = 0.0 if name in (TREE, HYBRID) else costs.question_ms
-        turns.append(turns_of(ground.part("test", name != TREE), costs, name, [policy], asking_ms))
-    for part in parts:
-        copies = part != ALONE
-        config = form_for(policies[HYBRID][0].plan)
-        config = dataclasses.replace(config, plans=part != NO_PLAN)
-        policies[part] = learned(ground, costs, config, copies)
-        first = policies[part][0]
-        if ground.pair is not None:
-            asking_ms = float(measured_answer_ms(ground.pair, first, costs))
-        else:
-            asking_ms = float(answer_ms(ground.part("tune", copies), first, costs))
-        test = ground.part("test", copies)
-        turns.append(turns_of(test, costs, part, policies[part], asking_ms))
-    bound = clairvoyant(ground.part("test"), costs).turns[[*TURN, "new_tok", "time_ms"]]
-    turns.append(bound.assign(method=BOUND, policy_ms=0.0, cycles=np.nan))
-    turns = pd.concat(turns, ignore_index=True)
-    # 2. ratios
-    over = {"over_tuned": TREE, "over_gate": GATE}
-    table = stats.summarise(turns, over, rate=stats.SPEED, pool=True)
-    sums = turns.groupby("method")[["policy_ms", "time_ms"]].sum()
-    table["policy_frac"] = table["method"].map(sums["policy_ms"] / sums["time_ms"])
-    bound = table[table["method"] == BOUND].set_index("suite")["over_gate"]
-    table["headroom_frac"] = (table["over_gate"] - 1) / (table["suite"].map(bound) - 1)
-    return table, policies
-
-
-def moved(
-    ground: Ground, costs: CostModel, policies: list[ValuePolicy], there: list[ValuePolicy]
-) -> pd.DataFrame:
-    """The share of speed that policies of another machine keep, re-priced for `costs`.
-
-    there: policies that were trained for `costs`.
-    """
-    tune, test = ground.part("tune"), ground.part("test")
-    again = [reprice(policy, tune, costs, ground.pair) for policy in policies]
-    turns = [turns_of(test, costs, "trained", there), turns_of(test, costs, "re-priced", again)]
-    turns = pd.concat(turns, ignore_index=True)
-    table = stats.summarise(turns, {"kept": "trained"}, rate=stats.SPEED, pool=True)
-    return table[(table["method"] == "re-priced") & (table["suite"] == "all")]

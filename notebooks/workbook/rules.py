@@ -31,7 +31,7 @@ from specdec.core.policy import Policy
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.identity import TUNED, Method
-from specdec.policies.base import chose, load_policy
+from specdec.policies.base import chose
 from specdec.policies.heuristics import DDD, SVIP, GammaTune
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.trace import Trace
@@ -97,16 +97,9 @@ class Tuner:
                 raise nearest_name_error("rule", name, RULES)
         self.arena, self.folder = arena, folder
         self.seeds, self.names = list(seeds), tuple(names) or tuple(RULES)
-
-    @functools.cached_property
-    def train(self) -> Trace:
-        """The part on which settings are chosen, and classifiers fitted."""
-        return self.arena.trace.select(part="train")
-
-    @functools.cached_property
-    def tune_on(self) -> Trace:
-        """The part on which shapes are chosen."""
-        return self.arena.trace.select(part="tune")
+        # settings are chosen and classifiers fitted on one part, shapes chosen on the other
+        self.train = arena.trace.select(part="train")
+        self.tune_on = arena.trace.select(part="tune")
 
     def shapes(self, name: str) -> list[Shape]:
         """The shapes tried: a chain if one was recorded, then those of the terms."""
@@ -161,7 +154,7 @@ class Tuner:
             return None
 
     def fit(self, name: str, settings: dict, folder: Path, seed: int = 0):
-        """The classifier of a shape; None for other rules."""
+        """The classifier of a shape, found again in its folder; None for other rules."""
         if not RULES[name].fitted:
             return None
         tree = {key: settings[key] for key in ("top_k", "verify_nodes", "max_depth")}
@@ -183,44 +176,41 @@ class Tuner:
         return chose(rule, "constants", "none", "as they ship")
 
     def tune(self, name: str) -> tuple[list[Policy], dict]:
-        """The policies of a rule, one per seed that matters, and facts.
+        """The policies of a rule, one per seed that matters, and facts, found again later.
 
-        Facts: shape, settings, ms_per_tok, replays, seeds, seconds.
+        Facts: shape, settings, ms_per_tok, replays, seconds.
         """
         folder = self.folder / runs.plain_name(name)
-        seeds = self.seeds if RULES[name].fitted else self.seeds[:1]
-        facts = runs.found(folder / TUNED_FILE)
-        if facts.get("seeds") == seeds:
-            places = [folder / f"seed-{seed}" / "policy" for seed in seeds]
-            return [self._load(name, place) for place in places], facts
         # 1. the best settings of every shape, then the best shape
-        began = time.perf_counter()
-        rows = []
-        for number, shape in enumerate(self.shapes(name)):
-            row = self.best_settings(name, shape, folder / f"trial-{number}")
-            if row is not None:
-                rows.append(row)
-        if not rows:
-            why = f"no settings of {name} fit this recording"
-            raise SpecdecError(f"{why}; record deeper trees or a family.")
-        best = min(rows, key=lambda row: row["ms_per_tok"])
+        if not self.is_tuned(name):
+            began = time.perf_counter()
+            rows = []
+            for number, shape in enumerate(self.shapes(name)):
+                row = self.best_settings(name, shape, folder / f"trial-{number}")
+                if row is not None:
+                    rows.append(row)
+            if not rows:
+                why = f"no settings of {name} fit this recording"
+                raise SpecdecError(f"{why}; record deeper trees or a family.")
+            best = min(rows, key=lambda row: row["ms_per_tok"])
+            best["replays"] = sum(row["replays"] for row in rows)
+            best["seconds"] = time.perf_counter() - began
+            runs.write_json(folder / TUNED_FILE, runs.plain(best))
+        facts = runs.read_json(folder / TUNED_FILE)
         # 2. a policy per seed
-        knobs = {key: best["settings"][key] for key in RULES[name].knobs}
-        home = {"pair": self.arena.trace.header["pair"], "costs": self.arena.costs.name}
+        settings = {}
+        for key, setting in facts["settings"].items():
+            settings[key] = tuple(setting) if isinstance(setting, list) else setting
+        knobs = {key: settings[key] for key in RULES[name].knobs}
         policies = []
-        for seed in seeds:
-            fitted = self.fit(name, best["settings"], folder / f"seed-{seed}" / "fit", seed)
-            policy = self.made(name, best["settings"], fitted)
-            policy.trained_for |= home
+        for seed in self.seeds if RULES[name].fitted else self.seeds[:1]:
+            fitted = self.fit(name, settings, folder / f"seed-{seed}" / "fit", seed)
+            policy = self.made(name, settings, fitted)
+            policy.trained_for["pair"] = self.arena.trace.header["pair"]
+            policy.trained_for["costs"] = self.arena.costs.name
             chose(policy, "settings", "train", knobs)
-            chose(policy, "width", "tune", best["shape"])
-            policy.save(folder / f"seed-{seed}" / "policy")
-            policies.append(policy)
-        # 3. what a later call finds
-        facts = {**best, "seeds": seeds, "replays": sum(row["replays"] for row in rows)}
-        facts["seconds"] = time.perf_counter() - began
-        runs.write_json(folder / TUNED_FILE, runs.plain(facts))
-        return policies, runs.read_json(folder / TUNED_FILE)
+            policies.append(chose(policy, "width", "tune", facts["shape"]))
+        return policies, facts
 
     def best_settings(self, name: str, shape: Shape, folder: Path) -> dict | None:
         """The fastest settings of a shape on "train", their time on "tune"; None if none fit."""
@@ -228,33 +218,20 @@ class Tuner:
         options = self.settings(name, shape)
         fitted = self.fit(name, options[0], folder) if options else None
         asking_ms = None
-        tried = []
-        for settings in options:
+        times = {}
+        for number, settings in enumerate(options):
             policy = self.made(name, settings, fitted)
             if policy is None:
                 continue
             if asking_ms is None:
                 asking_ms = answer_ms(self.train, copy.deepcopy(policy), costs)
-            replayed = replay(self.train, copy.deepcopy(policy), costs, policy_ms=asking_ms)
-            tried.append((replayed.ms_per_tok, settings, policy))
-        if not tried:
+            times[number] = replay(self.train, policy, costs, policy_ms=asking_ms).ms_per_tok
+        if not times:
             return None
-        _, settings, policy = min(tried, key=lambda one: one[0])
+        settings = options[min(times, key=times.get)]
+        policy = self.made(name, settings, fitted)
         ms = replay(self.tune_on, policy, costs, policy_ms=asking_ms).ms_per_tok
-        return {"shape": shape, "settings": settings, "ms_per_tok": ms, "replays": len(tried) + 1}
-
-    def _load(self, name: str, folder: Path) -> Policy:
-        """A rule that was tuned before; of an engine, the class of its file with these prices."""
-        if name not in ENGINES:
-            return load_policy(folder)
-        record = runs.read_json(folder / "policy.json")
-        settings = record["settings"]
-        for key, setting in settings.items():
-            if isinstance(setting, list):
-                settings[key] = tuple(setting)
-        policy = priced(_CLASSES[name](**settings), self.arena.costs)
-        policy.trained_for = record["trained_for"]
-        return policy
+        return {"shape": shape, "settings": settings, "ms_per_tok": ms, "replays": len(times) + 1}
 
     def is_tuned(self, name: str) -> bool:
         return (self.folder / runs.plain_name(name) / TUNED_FILE).is_file()
@@ -265,10 +242,10 @@ class Tuner:
         minutes: as in `in_time`. The state of a row says "found", "tuned", "left" or why the rule
         was refused: that stops no other.
         """
-        costs = self.arena.costs.name
-        methods = {name: Method(name, TUNED, trained_on=costs) for name in self.names}
         policies: dict[Method, list[Policy]] = {}
+        methods = {}
         for name in self.names:
+            methods[name] = Method(name, TUNED, trained_on=self.arena.costs.name)
             if name in ENGINES and self.arena.trace.depth_of(1) >= 0:
                 policies[Method(name)] = [self.shipped(name)]
             policies[methods[name]] = []
@@ -278,14 +255,10 @@ class Tuner:
                 # refused without a recorded chain
                 self.shipped(name)
             policies[methods[name]], facts = self.tune(name)
-            knobs = RULES[name].knobs
-            return {
-                "shape": str(facts["shape"]),
-                "settings": ", ".join(f"{key}={facts['settings'][key]}" for key in knobs),
-                "ms_per_tok": facts["ms_per_tok"],
-                "replays": facts["replays"],
-                "minutes": facts["seconds"] / 60,
-            }
+            knobs = [f"{key}={facts['settings'][key]}" for key in RULES[name].knobs]
+            row = {"shape": str(facts["shape"]), "settings": ", ".join(knobs)}
+            row |= {"ms_per_tok": facts["ms_per_tok"], "replays": facts["replays"]}
+            return row | {"minutes": facts["seconds"] / 60}
 
         kinds = [RULES[name].fitted for name in self.names]
         states = in_time(self.names, kinds, minutes, tuned, "tuned", self.is_tuned)

@@ -46,6 +46,7 @@ def rows(found: findings.Findings, drafters=None) -> pd.DataFrame:
     for head, methods in SHOWN.items():
         for name, method in methods.items():
             replayed, live = found.rows("replayed", *method), found.rows("live", *method)
+            # what was decoded here counts more than what is predicted
             if len(live):
                 cells = _cells("speedup", live, LIVE)
             else:
@@ -60,6 +61,7 @@ def rows(found: findings.Findings, drafters=None) -> pd.DataFrame:
             prompts = prompts[prompts["method"].isin([HYBRID, PLAIN, ALONE])]
             cells = {}
             for name, base in zip(OVER, (PLAIN, ALONE), strict=True):
+                # the same prompts over each base
                 table = stats.compare(prompts, base)
                 table = table[(table["suite"] == "all") & (table["method"] == HYBRID)]
                 ends = {f"speedup{end}": f"{name}{end}" for end in ("", "_low", "_high")}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from specdec.core.policy import Policy, Static
 from specdec.core.records import TURN
 from specdec.core.tree_config import TreeConfig
 from specdec.costs.calibrate import measured_answer_ms
-from specdec.data.suites import conversation, gather
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.evaluation.compare import CHOSEN_ON, CLAIRVOYANT, Baselines, Comparison, compare_replay
 from specdec.identity import EQUAL, GRID, LIVE, OFFICIAL, PAPER, STATIC, Method
@@ -478,23 +477,7 @@ def saved(folder: Path) -> Policy:
     return ltd.combine(load_policy(place / "depth"), load_policy(place / "size"))
 
 
-def deviations(arena: Arena, job: Job) -> list[str]:
-    """In what a published row still differs from what was published; [] before the training."""
-    return runs.found(arena.folder / job.folder / "trained.json").get("deviations", [])
-
-
-def training_prompts(pair, trace) -> list:
-    """The prompts of a recording's part "train", first turns: what live learning decodes."""
-    turns = trace.select(part="train").turns
-    suites = list(dict.fromkeys(turns["suite"]))
-    items = gather(suites, seed=trace.header.get("seed", 0))
-    ids = set(turns["prompt"])
-    return [conversation(pair, item, 0, []) for item in items if item.id in ids]
-
-
-def train_all(
-    arena: Arena, jobs: Sequence[Job], minutes: float = 0.0
-) -> tuple[dict[Method, list[Policy]], pd.DataFrame]:
+def train_all(arena: Arena, jobs: Sequence[Job], minutes: float = 0.0):
     """The policies by `Job.method`, a list with one per seed, and a table: one row per job.
 
     A row's state says "found", "trained", "left" or why it was refused: one system that cannot
@@ -517,14 +500,7 @@ def train_all(
     return policies, pd.DataFrame(rows, columns=["minutes", "method", "seed", "state"])
 
 
-def in_time(
-    tasks: Iterable,
-    kinds: Iterable,
-    minutes: float,
-    make: Callable[[Any], dict],
-    made: str,
-    is_made: Callable[[Any], bool],
-) -> list[dict]:
+def in_time(tasks, kinds, minutes: float, make: Callable, made: str, is_made: Callable) -> list:
     """What `make` says of each task, and its state: "found", `made`, "left", "refused: ...".
 
     minutes: no task begins after so long, nor one that would end later if it took as long as the

@@ -12,9 +12,9 @@ spread (counts, what papers print) are compared without an interval.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 
 import numpy as np
+import pandas as pd
 from scipy.stats import t
 
 from specdec.evaluation import stats
@@ -27,53 +27,30 @@ UNTESTABLE = "not testable at this scale"
 VERDICTS = (HOLDS, FAILS, VACUOUS, UNDECIDED, UNLEARNED, SHORT, UNMEASURED, UNTESTABLE)
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """One number that a test compares, and its interval.
-
-    low, high: NaN where there is no interval, equal where it has no spread. prompts: how many it
-    rests on, 0 where unknown. source: run and table that it comes from. still: it equals what it
-    is compared with in every prompt.
-    """
-
-    name: str
-    value: float
-    low: float = np.nan
-    high: float = np.nan
-    prompts: int = 0
-    source: tuple[str, str] = ("", "")
-    still: bool = False
-
-    @property
-    def exact(self) -> bool:
-        return self.low == self.high
-
-    @property
-    def bounded(self) -> bool:
-        """Whether there is an interval, or no spread."""
-        return not (np.isnan(self.low) or np.isnan(self.high))
+def bounded(parts: pd.DataFrame) -> pd.Series:
+    """Whether each number has an interval, or no spread."""
+    return parts["low"].notna() & parts["high"].notna()
 
 
-def one_sided(part: Part, limit: float) -> tuple[float, float]:
+def one_sided(value: float, low: float, high: float, prompts: int, limit: float) -> tuple:
     """p-values of "the number is at most `limit`" and of "it is at least `limit`".
 
     Both are 1 without an interval. The test is made on logarithms where number and limit are
     positive, as the intervals of ratios are.
 
-    >>> [round(p, 3) for p in one_sided(Part("ours", 1.10, 1.0, 1.21, prompts=12), 1.0)]
+    >>> [round(p, 3) for p in one_sided(1.10, 1.0, 1.21, 12, 1.0)]
     [0.025, 0.975]
-    >>> one_sided(Part("differing", 0.0, 0.0, 0.0), 0.5)
+    >>> one_sided(0.0, 0.0, 0.0, 0, 0.5)
     (1.0, 0.0)
     """
-    if not part.bounded:
+    if np.isnan(low) or np.isnan(high):
         return 1.0, 1.0
-    value = part.value
-    end = part.low if value > limit else part.high
-    if part.exact or end == value:
+    end = low if value > limit else high
+    if low == high or end == value:
         return (0.0, 1.0) if value > limit else (1.0, 0.0)
-    if min(part.low, limit) > 0:
+    if min(low, limit) > 0:
         value, end, limit = np.log([value, end, limit])
-    freedom = max(part.prompts, LEAST_PROMPTS) - 1
+    freedom = max(prompts, LEAST_PROMPTS) - 1
     error = abs(value - end) / t.ppf((1 + stats.LEVEL) / 2, freedom)
     distance = (value - limit) / error
     return float(t.sf(distance, freedom)), float(t.cdf(distance, freedom))
@@ -98,39 +75,32 @@ class Finding:
         return HOLDS if self.right else FAILS
 
 
-def weigh(parts: Iterable[Part], limit: float, below: bool = False) -> Finding:
-    """All parts of a claim together.
+def weigh(parts: pd.DataFrame, limit: float, below: bool = False) -> Finding:
+    """All parts of a claim together: columns value, low, high, prompts, run_key, run_table.
 
     A run none of whose parts has an interval is left out where another run's have one.
     """
-    by_run: dict[str, list[Part]] = {}
-    for part in parts:
-        by_run.setdefault(part.source[0], []).append(part)
-    measured = list(by_run.values())
-    telling = [run for run in measured if any(part.bounded for part in run)]
-    measured = telling or measured
-    if not measured:
+    if parts.empty:
         return Finding()
-    sides = [_sides_of_run(run, limit, below) for run in measured]
-    holds = max(right for right, _ in sides)
-    fails = min(1.0, len(sides) * min(wrong for _, wrong in sides))
-    tested = any(part.bounded and not part.exact for run in measured for part in run)
+    telling = bounded(parts).groupby(parts["run_key"]).transform("any")
+    if telling.any():
+        parts = parts[telling]
+    # 1. each number on both sides of the limit
+    columns = parts[["value", "low", "high", "prompts"]].itertuples(index=False)
+    sides = np.array([one_sided(*part, limit) for part in columns])
+    right, wrong = sides.T[::-1] if below else sides.T
+    sides = parts[["run_key", "run_table"]].assign(right=right, wrong=wrong)
+    # 2. a table holds with all of its numbers, and fails with one of them, after Bonferroni
+    tables = sides.groupby(["run_key", "run_table"]).agg(
+        holds=("right", "max"), fails=("wrong", "min"), count=("wrong", "size")
+    )
+    tables["fails"] = (tables["fails"] * tables["count"]).clip(upper=1.0)
+    # 3. tables of a run must agree; one run may refute
+    of_runs = tables.groupby("run_key")[["holds", "fails"]].max()
+    holds = float(of_runs["holds"].max())
+    fails = min(1.0, len(of_runs) * float(of_runs["fails"].min()))
+    tested = bool((bounded(parts) & (parts["low"] != parts["high"])).any())
     return Finding(min(1.0, 2 * min(holds, fails)), holds < fails, tested)
-
-
-def _sides_of_run(parts: list[Part], limit: float, below: bool) -> tuple[float, float]:
-    """p-values of holding and of failing in one run: its tables must agree."""
-    by_table: dict[str, list[tuple[float, float]]] = {}
-    for part in parts:
-        right, wrong = one_sided(part, limit)
-        if below:
-            right, wrong = wrong, right
-        by_table.setdefault(part.source[1], []).append((right, wrong))
-    holds, fails = [], []
-    for pairs in by_table.values():
-        holds.append(max(right for right, _ in pairs))
-        fails.append(min(1.0, len(pairs) * min(wrong for _, wrong in pairs)))
-    return max(holds), max(fails)
 
 
 def adjusted(findings: list[Finding]) -> list[float]:

@@ -600,7 +600,7 @@ def book_student(args) -> None:
 @command("book lab", "notebooks")
 def book_lab(args) -> int:
     """open the book in JupyterLab"""
-    return tools.book.open_lab([])
+    return tools.book.open_lab()
 
 
 @command("book tidy", "check notebooks")

@@ -16,6 +16,7 @@ from transformers import MistralConfig
 import specdec
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
+from specdec.core.tree import StaticShape
 from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit
@@ -26,8 +27,6 @@ from specdec.models.small_lm import SmallLM, load_small_lm
 from specdec.models.target import Target
 from specdec.replays.record import record
 from specdec.replays.replay import replay
-
-from workbook.medusa_tree import tree_from_table
 
 VOCAB, WIDTH, LAYERS = 24, 32, 8
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -155,8 +154,8 @@ def test_a_head_that_was_replaced_is_the_drafters_too():
 @pytest.mark.parametrize("name", ["medusa, shared", "hydra++"])
 def test_the_text_of_heads_is_the_targets_own_and_replays(name, target, home):
     pair = Pair(target, drafter_of(HEADS[name], target), name="heads")
-    table = [[0.5, 0.3, 0.1], [0.4, 0.2], [0.3]]
-    policies = {"tree": Static(10, 4, 3), "static": specdec.Static(shape=tree_from_table(table, 5))}
+    shape = StaticShape([(0,), (1,), (0, 0), (1, 0), (2,)])
+    policies = {"tree": Static(10, 4, 3), "static": specdec.Static(shape=shape)}
     prompts = [PROMPT, PROMPT[:3]]
     assert audit(pair, prompts, policies, max_new_tokens=16, progress=False).passed
     settings = {"max_new_tokens": 12, "top_ks": (3,), "trees": (3,), "progress": False}

@@ -92,17 +92,6 @@ def test_curves_over_depth_and_size_name_the_same_lines_once():
     np.testing.assert_array_equal(by_size.lines[1].get_ydata(), rows["tau"])
 
 
-def test_surfaces_show_the_best_width(home):
-    marks = {"default": (4, 16), "tuned": (1, 4), "clairvoyant (mean)": (2.5, 6.4)}
-    axes, bar = pictures.speed_surface(GRID, marks).axes
-    best = GRID.groupby(["total_tokens", "depth"])["speedup"].max()
-    low, high = axes.collections[0].get_clim()
-    assert low <= best.min() + 0.1
-    assert high >= best.max() - 0.1
-    places = {line.get_label(): (line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines}
-    assert places == marks
-
-
 def test_intervals_show_every_row():
     rows = [("a", 1.1, 1.0, 1.2, "x"), ("b", 0.9, 0.8, 1.0, "x"), ("c", 1.0, 0.9, 1.1, "y")]
     table = pd.DataFrame(rows, columns=["choice", "gain", "low", "high", "of"])

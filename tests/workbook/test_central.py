@@ -27,18 +27,16 @@ def test_equal_terms_begin_with_the_tuned_trees_own_shape():
     assert max(equal.total_tokens) == 241 and equal.depth == 12 and equal.effort == 0.5
 
 
-def test_rows_stand_beside_the_tuned_tree_and_live_prompts(tmp_path):
+def test_speeds_over_the_tuned_tree_have_intervals_over_prompts():
     trace = recording(depth=7, top_ks=(10,), most_nodes=60)
+    baselines = compare.Baselines.choose(trace, COSTS)
+    options = {"policy_ms": {"mine": 0.5}, "random_seeds": (), "progress": False}
     policies = {"mine": Static(4, 1, 10)}
-    rows = central.judged(trace, COSTS, policies, policy_ms={"mine": 0.5})
-    row = rows[rows["method"] == "mine"].iloc[0]
+    comparison = compare.compare_replay(trace, COSTS, policies, baselines=baselines, **options)
+    rows = central.over_tuned(comparison).set_index("method")
+    row = rows.loc["mine"].iloc[-1]
     assert row["over_tuned_low"] <= row["over_tuned"] <= row["over_tuned_high"]
-    assert row["policy_ms"] == 0.5
-    prompts = trace.turns[trace.turns["part"] == "test"]
-    given = {"baselines": compare.Baselines.choose(trace, COSTS), "policy_ms": {"mine": 0.5}}
-    beside = central.beside(trace, COSTS, policies, prompts, **given).set_index("method")
-    all_suites = rows[(rows["method"] == "mine") & (rows["suite"] == rows["suite"].iloc[-1])]
-    assert np.isclose(beside.loc["mine", "replay"], all_suites["over_tuned"].iloc[0])
+    assert row["over_tuned_low"] == row["over_tuned_prompts_low"]
 
 
 def test_prices_are_calibrated_or_from_data_sheets(tmp_path):

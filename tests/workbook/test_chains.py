@@ -5,12 +5,14 @@ import json
 import numpy as np
 import pytest
 
+from specdec.core.policy import Static
 from specdec.errors import SpecdecError
+from specdec.replays.replay import replay
 
 from workbook import chains
 
 
-def test_lengths_are_read_and_judged(tmp_path):
+def test_lengths_are_read_as_chains(tmp_path):
     for suite in chains.SETS:
         lines = []
         for _ in range(4):
@@ -19,11 +21,10 @@ def test_lengths_are_read_and_judged(tmp_path):
         (tmp_path / f"{suite}.jsonl").write_text("\n".join(lines))
     trace = chains.read(chains.find_folder(str(tmp_path)), limit=2)
     assert len(trace.turns) == 2 * len(chains.SETS) and trace.most_nodes == 2
+    assert chains.lengths_of(trace)[:8].tolist() == [3, 2, 1, 3, 2, 1, 1, 2]
     # a step of the longest chain begins at positions 0, 3, 6 and 7
-    carried = chains.carried_on(trace)
-    assert np.allclose(carried["mean_visited"], 2.25) and np.allclose(carried["follows_frac"], 1.0)
-    judged = chains.judge(trace, 1, chains.READINGS[0]).set_index("method")["speedup"]
-    assert judged["bound"] >= judged["best chain"] > 1
+    turns = replay(trace, Static(3, 1, 1), chains.h100(1, 2)).table
+    assert (turns["cycles"] == 4).all()
     with pytest.raises(SpecdecError):
         chains.read(tmp_path, "ngram")
 

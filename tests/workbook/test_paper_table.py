@@ -70,9 +70,9 @@ def test_a_wide_table_is_printed_in_parts_and_latex_groups_its_columns():
     assert [len(heads) for _, heads in one.parts()] == [10, 6]
     text = PaperTable.of(OURS, THEIRS, how="make book").latex("6 % more", "tab:x")
     assert "\\caption{6 \\% more}" in text and text.count("\\begin{table}") == 1
-    assert " &  & \\multicolumn{2}{c}{maths} & \\multicolumn{2}{c}{chat} \\\\" in text
-    assert "\\emph{The paper}" in text and "\\emph{Measured here}" in text
-    assert "small & tree, n = 20 & - & - & 1.00 & - \\\\" in text
+    assert "\\multicolumn{2}{c}{maths} & \\multicolumn{2}{c}{chat} \\\\" in text
+    assert "The paper & 8B & Ours & 2.00" in text and "Measured here & small & Ours" in text
+    assert " & small & tree, n = 20 & - & - & 1.00 & - \\\\" in text
     assert "(a) copied" in text
 
 

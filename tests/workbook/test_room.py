@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import specdec
+from specdec.core.policy import Static
 from specdec.core.records import PLAN, SIZE
 from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.costs.profiles import profile
@@ -37,37 +38,22 @@ def ground(tmp_path_factory):
         yield room.ground(trace, seeds=(0, 1))
 
 
-def test_opponents_and_ours_stand_in_one_table_under_the_bound_and_trainings_are_found_again(
-    ground,
-):
-    table, policies = room.judged(ground, COSTS)
-    rows = table[table["suite"] == "all"].set_index("method")
-    assert set(rows.index) == {room.TREE, room.HYBRID, room.GATE, room.RULE, "ours", room.BOUND}
-    assert (
-        rows.loc[room.TREE, "over_tuned"]
-        == 1
-        == rows.loc[room.GATE, "over_gate"]
-        == rows.loc[room.BOUND, "headroom_frac"]
-    )
-    assert rows["over_tuned"].max() == rows.loc[room.BOUND, "over_tuned"]
-    direct = [
-        replay(ground.part("test", copies), policies[name][0], COSTS).ms_per_tok
-        for name, copies in ((room.TREE, False), (room.HYBRID, True))
-    ]
-    assert rows.loc[room.HYBRID, "over_tuned"] == pytest.approx(direct[0] / direct[1])
-    assert (
-        len(policies["ours"]) == 2
-        and max(policies["ours"][0].sizes) <= 30
-        and policies["ours"][0].plans
-    )
-    assert 0 < rows.loc["ours", "policy_frac"] < 1 and rows.loc[room.TREE, "policy_frac"] == 0
+def test_opponents_are_chosen_and_trainings_are_found_again(ground):
+    policies = room.opponents(ground, COSTS)
+    assert list(policies) == [room.TREE, room.HYBRID, room.GATE, room.RULE]
+    tune, static = ground.part("tune"), policies[room.HYBRID].plan
+    other = Static(max(2, static.total_tokens - 2), static.depth, static.top_k)
+    chosen = ground.merged.select(ground.merged.turns["part"] != "test")
+    fastest = replay(chosen, policies[room.HYBRID], COSTS).ms_per_tok
+    assert fastest <= replay(chosen, other, COSTS).ms_per_tok
+    gated = replay(tune, policies[room.GATE], COSTS).ms_per_tok
+    assert gated <= replay(tune, Static.of(static), COSTS).ms_per_tok
+    first, second = room.learned(ground, COSTS, room.ROOM)
+    assert max(first.sizes) <= 30 and first.plans
     again = room.learned(ground, COSTS, room.ROOM)
-    assert again[0].trained_for == policies["ours"][0].trained_for, "found, not trained"
-    kept = room.moved(ground, COSTS, policies["ours"], policies["ours"])
-    assert (
-        len(kept) == 1
-        and kept["kept_low"].iloc[0] <= kept["kept"].iloc[0] <= kept["kept_high"].iloc[0]
-    )
+    assert again[1].trained_for == second.trained_for, "found, not trained"
+    alone = room.learned(ground, COSTS, dataclasses.replace(room.ROOM, plans=False), copies=False)
+    assert not alone[0].plans
 
 
 def test_the_rule_weighs_summed_probabilities_against_time():

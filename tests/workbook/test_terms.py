@@ -16,7 +16,6 @@ from specdec.core.decode import decode
 from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
-from specdec.evaluation import compare
 from specdec.identity import Method
 from specdec.models.fingerprint import fingerprint
 from specdec.policies import ltd, radar, resps, value
@@ -85,16 +84,6 @@ def test_every_system_gets_the_same_and_is_found_again(tmp_path):
     assert found["minutes"].tolist() == table["minutes"].tolist()
 
 
-def test_what_looked_at_a_part_is_not_judged_there(tmp_path):
-    here = arena(tmp_path)
-    policies = {"ours": terms.train(here, Job("ours", EQUAL, 0))}
-    default = (TreeConfig(4, 2, 3),)
-    trees = compare.Baselines.choose(here.trace, COSTS, parts=("train",), defaults=default)
-    options = dict(baselines=trees, part="tune", progress=False)
-    with pytest.raises(SpecdecError, match="looked at part 'tune'"):
-        compare.compare_replay(here.trace, COSTS, policies, **options)
-
-
 def test_what_cannot_learn_stops_nothing_else(tmp_path, monkeypatch):
     here = arena(tmp_path, wide=recording(most_nodes=60))
     late = {"layers": 3, "interval": 99, "while_training": {"interval": 99}, "prompts": ()}
@@ -109,10 +98,6 @@ def test_what_cannot_learn_stops_nothing_else(tmp_path, monkeypatch):
     policies, table = terms.train_all(here, jobs, minutes=1)
     assert list(policies) == [Method("RADAR", "paper")] and table["state"].tolist()[1] == "trained"
     assert table["state"][0].startswith("refused: too few transitions")
-
-
-def leave(arena, job):
-    terms.runs.write_json(arena.folder / job.folder / "trained.json", {"seconds": 1.0})
 
 
 @functools.cache
@@ -237,35 +222,24 @@ def test_a_job_has_its_config(tmp_path):
     assert terms.config_of(here, Job("LTD", LIVE, 0), (2, ())) == terms.briefly(equal, 16)
 
 
-def test_a_budget_goes_by_how_long_the_last_of_a_kind_took(tmp_path, monkeypatch):
-    here = arena(tmp_path)
-    clock = SimpleNamespace(now=0.0)
-    jobs = [Job(system, EQUAL, seed) for seed in (0, 1) for system in ("Re-SpS", "LTD")]
+def test_a_budget_goes_by_how_long_the_last_of_a_kind_took(monkeypatch):
+    clock, done = SimpleNamespace(now=0.0), set()
     monkeypatch.setattr(terms, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    tasks = [("Re-SpS", 0), ("LTD", 0), ("Re-SpS", 1), ("LTD", 1)]
 
-    def train(arena, job):
+    def make(task):
         clock.now += 180.0
-        leave(arena, job)
-        return job.folder
+        done.add(task)
+        return {"seed": task[1]}
 
-    monkeypatch.setattr(terms, "train", train)
-    policies, table = terms.train_all(here, jobs, minutes=8)
-    re_sps = Method("Re-SpS", EQUAL)
-    ltd_too = Method("LTD", EQUAL)
-    assert policies == {re_sps: ["re-sps-equal-0"], ltd_too: ["ltd-equal-0"]}
-    assert table.fillna(-1.0).to_dict("list") == {
-        "minutes": [1 / 60, 1 / 60, -1.0, -1.0],
-        "method": ["Re-SpS, equal terms", "LTD, equal terms"] * 2,
-        "seed": [0, 0, 1, 1],
-        "state": ["trained", "trained", "left", "left"],
-    }
-    policies, table = terms.train_all(here, jobs)
-    both = {re_sps: ["re-sps-equal-0", "re-sps-equal-1"], ltd_too: ["ltd-equal-0", "ltd-equal-1"]}
-    assert policies == both
-    assert table["state"].tolist() == ["found", "found", "trained", "trained"]
-    clock.now = 0.0
-    found = terms.train_all(here, jobs, 0.1)[1]
-    assert found["state"].tolist() == ["found"] * 4, "whatever loading them takes"
+    def states(minutes):
+        kinds = [system for system, _ in tasks]
+        rows = terms.in_time(tasks, kinds, minutes, make, "trained", lambda task: task in done)
+        return [row["state"] for row in rows]
+
+    assert states(8) == ["trained", "trained", "left", "left"], "a third would end after 9 minutes"
+    assert states(0) == ["found", "found", "trained", "trained"]
+    assert states(0.1) == ["found"] * 4, "whatever loading them takes"
 
 
 def test_the_best_tree_of_a_papers_own_grid(monkeypatch):
