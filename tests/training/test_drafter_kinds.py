@@ -25,7 +25,7 @@ SETTINGS = Settings(100, steps=30, batch=2, length=48, warmup_steps=2, learning_
 CHAIN = Static(4, 2, 1)
 CHAT = [{"role": "user", "content": "Tell me a story about a fox."}]
 # objectives that train a network of their own kind
-FRESH = ("block", "eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")
+FRESH = ("block", "eagle1", "griffin", "medusa", "hydra", "lm")
 
 
 @pytest.fixture(scope="module")

@@ -145,10 +145,9 @@ def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens(tmp_pat
     single = replace(config, generation=1, num_taps=1, taps=last, fc_bias=True)
     for kind in ("eagle1", "griffin"):
         assert network_for(TOY, kind).config == replace(single, griffin=kind == "griffin")
-    for kind, path in (("medusa", None), ("hydra", "state"), ("hydra++", "layer")):
+    for kind in ("medusa", "hydra"):
         heads = network_for(TOY, kind).config
-        assert (heads.path, heads.taps, heads.draft_vocab_size) == (path, last, 48)
-        assert (heads.layer is None) == (kind != "hydra++")
+        assert (heads.kind, heads.taps, heads.draft_vocab_size) == (kind, last, 48)
     model.save_pretrained(tmp_path / "target")
     cpu = torch.device("cpu")
     assert "has no tokenizer" in refusal(networks.load_target, tmp_path / "target", cpu)

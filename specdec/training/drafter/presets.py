@@ -2,7 +2,7 @@
 
 `cst` is continued supervised training of a trained drafter. `hass` on an EAGLE-3 drafter omits the
 distance from the target's features, since its states are not features. `medusa` and `hydra` teach
-their heads the text's tokens; `hydra++`, `block` and `lm` (FastDraft's last stage, and DistillSpec
+their heads the text's tokens; `block` and `lm` (FastDraft's last stage, and DistillSpec
 on given text) the target's distribution. `osd` learns only from the corrected positions of served
 text. `draft_opd` is our reading of an abstract: drafting resumes where verification found errors,
 and the target supervises everything drafted from there, accepted or not.
@@ -62,7 +62,6 @@ OBJECTIVES: dict[str, Objective] = {
     "griffin": replace(_HASS_EAGLE1, rules=_ALIGNED, top_weight=0.5, network="griffin"),
     "medusa": Supervised(LossRules(4), network="medusa"),
     "hydra": Supervised(LossRules(4), network="hydra"),
-    "hydra++": Supervised(LossRules(4), labels="soft", network="hydra++"),
     "lm": Supervised(LossRules(1), labels="soft", network="lm"),
 }
 

@@ -302,8 +302,6 @@ def unroll(
 
 def _unroll_heads(network, embedding, features, batch, steps, slots) -> Iterator[Tensor]:
     path = _take(features, slots)
-    if network.config.path == "layer":
-        path = next(unroll(network.prefix, embedding, features, batch, 1, slots))
     stream = F.pad(batch.ids, (0, steps + 1))
     for step in range(min(steps, network.config.num_heads)):
         tokens = stream.gather(1, slots + step + 1)
