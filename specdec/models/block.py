@@ -13,7 +13,7 @@ the pool are the best of the product (DDTree's trees), as far as `top_k` reaches
 
 from __future__ import annotations
 
-import itertools
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from specdec.models.eagle_drafter import (
     EagleSession,
     TreeKeys,
 )
-from specdec.models.eagle_files import read_checkpoint
+from specdec.models.eagle_files import read_network
 from specdec.models.eagle_network import BlockNetwork
 from specdec.models.target import Target
 
@@ -46,14 +46,6 @@ class BlockDrafter(EagleDrafter):
 
     def session(self, context_tok: int, tree_tok: int) -> BlockSession:
         return BlockSession(self, context_tok)
-
-    def layer(self, step: DraftStep) -> Tensor:
-        """States after all layers. `step.attend` is called once per layer, in order."""
-        x = super().layer(step)
-        for layer in self.network.layers.values():
-            heads = layer.self_attn.project(layer.input_layernorm(x))
-            x = layer.finish(step.attended(*heads), x)
-        return x
 
     def batched(self, tokens: Tensor, features: Tensor, depth: int) -> BatchedBlocks:
         return BatchedBlocks(self, tokens, features, self.config.block)
@@ -73,8 +65,6 @@ class BlockSession(EagleSession):
 
     def __init__(self, drafter: BlockDrafter, context_tok: int):
         super().__init__(drafter, context_tok, drafter.config.block - 1)
-        self.stores += [torch.zeros_like(self.store) for _ in drafter.network.layers]
-        self._turns = itertools.cycle(self.stores)
 
     def root(self, tokens: Tensor, features: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
         return self.begin(super().root(tokens, features, top_k))
@@ -97,10 +87,6 @@ class BlockSession(EagleSession):
         hidden = torch.cat((self.network.fuse(inputs), mask_hidden))
         return self.causal_step(rows, hidden, len(tokens))
 
-    def _attend(self, *arguments: Any) -> Tensor:
-        self._keys, self._values = next(self._turns)
-        return super()._attend(*arguments)
-
     def keep_states(self, kind: str, states: Tensor) -> Tensor:
         """The states [B, H] of the block."""
         block = states[-self.drafter.config.block :]
@@ -115,14 +101,10 @@ class BatchedBlocks(BatchedDrafter):
         """The states of the blocks, [P, B, H]."""
         network = self.drafter.network
         states = [self.states[contexts - 1][:, None]]
-        layers = itertools.cycle([TreeKeys(store) for store in self.stores])
         tokens, hidden = network.masked(len(contexts))
         # each row sees its block's rows before it
         rows = torch.zeros_like(contexts)[:, None]
-
-        def attend(*heads: Tensor) -> Tensor:
-            return next(layers).attend(contexts, rows, *heads)
-
+        attend = functools.partial(TreeKeys(self.store).attend, contexts, rows)
         for place in range(self.drafter.config.block - 1):
             row = slice(place, place + 1)
             step = self.step(tokens[:, row], hidden[:, row], contexts + place, attend)
@@ -141,7 +123,7 @@ class BatchedBlocks(BatchedDrafter):
 
 def load_block(folder: Path, target: Target) -> BlockDrafter:
     """The drafter in `folder`, bound to a target. SpecdecError if it is no block drafter."""
-    network = read_checkpoint(folder).network()
+    network = read_network(folder)
     if not isinstance(network, BlockNetwork):
         raise SpecdecError(f"{folder} is no block drafter; load it as eagle3.")
     return BlockDrafter(network, target)

@@ -23,11 +23,12 @@ from specdec.core.tree_config import check_memory
 from specdec.errors import SpecdecError
 from specdec.models.attention import aligned
 from specdec.models.attention import attend as attend_heads
-from specdec.models.eagle_files import EMBEDDING, read_checkpoint
+from specdec.models.eagle_files import EMBEDDING, read_checkpoint, with_weights
 from specdec.models.eagle_network import (
     EagleConfig,
     best_tokens,
     default_taps,
+    network_of,
     rotary_tables,
     rotate,
     vocabulary_ids,
@@ -173,7 +174,6 @@ class EagleSession(DraftSession):
         self._tables = torch.stack(tables)[:, :, None]
         self.store = torch.zeros(shape, dtype=target.dtype, device=target.device)
         self._keys, self._values = self.store
-        self.stores = [self.store]  # of each layer
         # 2. where the text ends and what was drafted after it
         self.length = 0
         self._drawn = 0  # rows of the tree
@@ -266,7 +266,7 @@ class TreeBatch:
     root_scores: Tensor
 
 
-# scores [P, n] of a level -> candidates to expand int64 [P, W], which of them are absent bool [P, W]
+# scores [P, n] of a level -> candidates to expand int64 [P, W], and which are absent bool [P, W]
 Choice = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
@@ -298,7 +298,7 @@ class BatchedDrafter:
         session = drafter.session(count, 0)  # its memory stays with this object
         # [T - 1, H]; row c - 1 drafts after c tokens
         self.states = drafter.layer(session.step("root", tokens[1:], features[:-1]))
-        self.stores = session.stores  # keys and values [2, kv, T - 1, D] of each layer
+        self.store = session.store  # keys and values [2, kv, T - 1, D]
         head_dim, theta = drafter.config.head_dim, drafter.config.rope_theta
         tables = rotary_tables(head_dim, theta, count + depth + 1, tokens.device)
         self._cos, self._sin = tables
@@ -320,12 +320,12 @@ class BatchedDrafter:
     def grow_chosen(
         self, contexts: Tensor, top_k: int, depth: int, choose: Choice, most: int = 0
     ) -> ChosenTrees:
-        """Trees that expand the nodes that `choose` returns. most: children of each root to name."""
+        """Trees that expand the nodes that `choose` returns. most: children of each root."""
         hidden = self.roots(contexts)
         root = self.drafter.children(hidden[:, 0], max(most, top_k))
         tokens, scores = (part[:, :top_k] for part in root)
         trees = ChosenTrees([scores], [tokens], [], root)
-        keys = TreeKeys(self.stores[0])
+        keys = TreeKeys(self.store)
         for _ in range(depth):
             beam, absent = choose(scores)
             scores, tokens, hidden = self._level(contexts, keys, trees, beam, hidden)
@@ -367,7 +367,7 @@ class BatchedDrafter:
 
 
 class TreeKeys:
-    """Keys and values of one layer: of the text, shared by P roots, and of the trees drafted so far.
+    """Keys and values of the text, shared by P roots, and of their trees so far.
 
     text [2, kv, T, D]. Of the trees: keys, values [P, kv, rows, D]; visible bool [P, W, rows]: what
     the newest level's nodes may attend to, which is their own branch.
@@ -417,12 +417,12 @@ class TreeKeys:
 
 def load_eagle(folder: Path, target: Target) -> EagleDrafter:
     """The drafter in `folder`, bound to a target."""
-    checkpoint = read_checkpoint(folder)
-    embedding = checkpoint.tensors.get(EMBEDDING)
+    config, tensors = read_checkpoint(folder)
+    embedding = tensors.get(EMBEDDING)
     theirs: Any = target.embedding.weight
     if embedding is not None and embedding.shape == theirs.shape:
         if torch.equal(embedding.to(theirs.device, theirs.dtype), theirs):
             # a copy of the target's embedding takes memory
-            checkpoint.config = replace(checkpoint.config, own_embedding=False)
-            del checkpoint.tensors[EMBEDDING]
-    return EagleDrafter(checkpoint.network(), target)
+            config = replace(config, own_embedding=False)
+            del tensors[EMBEDDING]
+    return EagleDrafter(with_weights(network_of, config, tensors, folder), target)

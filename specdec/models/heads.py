@@ -197,8 +197,8 @@ def load_heads(folder: Path, target: Target) -> HeadsDrafter:
 
 def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
     """The heads in `folder`, built for `target`. SpecdecError if they do not fit."""
-    folder = Path(folder).expanduser()
-    fields = Fields.read(folder)
+    fields = Fields(folder)
+    folder = fields.folder
     kind = "hydra" if "hydra_num_heads" in fields else "medusa"
     heads = fields.number(f"{kind}_num_heads")
     usual = {"hydra_head_arch": "mlp", f"{kind}_num_layers": 1, "hidden_state_offset": 0}

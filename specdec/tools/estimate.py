@@ -192,7 +192,7 @@ def drafter_network(kind: str, folder: Path | None, config) -> torch.nn.Module |
     drafted = min(DRAFT_VOCABULARY, config.vocab_size)
     layer = layer_like(config, config.vocab_size, draft_vocab_size=drafted)
     if folder is not None:
-        layer = read_checkpoint(folder).config
+        layer = read_checkpoint(folder)[0]
     with torch.device("meta"):
         return network_of(layer)
 

@@ -12,7 +12,7 @@ from torch import nn
 from specdec.errors import SpecdecError
 from specdec.models import load, pairs
 from specdec.models.eagle_drafter import check_fit
-from specdec.models.eagle_files import Fields, read_checkpoint, save_drafter
+from specdec.models.eagle_files import Fields, read_network, save_drafter
 from specdec.models.eagle_network import default_taps, layer_like, network_of
 from specdec.models.heads import HeadsConfig, HeadsNetwork, read_heads, save_heads
 from specdec.models.small_lm import LMNetwork, fresh_lm, read_small_lm, save_small_lm
@@ -54,7 +54,7 @@ def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str
     last = replace(config, generation=1, num_taps=1, taps=last_tap, fc_bias=True)
     if kind in ("eagle3", "block"):
         taps = default_taps(text.num_hidden_layers)
-        config = replace(config, taps=taps, fc_norm=settings.fc_norm, num_layers=settings.layers)
+        config = replace(config, taps=taps, fc_norm=settings.fc_norm)
         network = network_of(replace(config, block=BLOCK) if kind == "block" else config)
     elif kind in ("eagle1", "griffin"):
         network = network_of(replace(last, griffin=kind == "griffin"))
@@ -79,13 +79,13 @@ def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str
 def load_network(folder: Path, model) -> nn.Module:
     """The drafter of a folder in float32, with its taps set; SpecdecError for another target's."""
     target = Target(model)
-    kind = pairs.kind_of(Fields.read(Path(folder).expanduser()))
+    kind = pairs.kind_of(Fields(folder))
     if kind in ("medusa", "hydra"):
         return read_heads(folder, target).float().requires_grad_(True)
     last = (target.num_layers,)
     if kind == "lm":
         return LMNetwork(read_small_lm(folder, torch.float32), last).requires_grad_(True)
-    network = read_checkpoint(folder).network().float().requires_grad_(True)
+    network = read_network(folder).float().requires_grad_(True)
     usual = default_taps(target.num_layers) if network.config.generation == 3 else last
     network.config = replace(network.config, taps=network.config.taps or usual)
     check_fit(network.config, network.config.taps, target)
@@ -101,27 +101,21 @@ def begun(
 ) -> nn.Module:
     """The drafter in `start_from`, or `new_network`.
 
-    A block drafter can begin as an EAGLE-3 drafter: its weights are made smaller, and further
-    layers change nothing at first.
+    A block drafter can begin as an EAGLE-3 drafter, whose weights are made smaller.
     """
-    if settings.layers > 1 and kind != "block":
-        raise SpecdecError(f"only a block drafter has several layers, not {kind}.")
     if not start_from:
         return new_network(model, settings, answer_counts, seed, kind)
     network = load_network(start_from, model)
     if kind != "block" or network.config.block:
         return network
     torch.manual_seed(seed)
-    block = network_of(replace(network.config, block=BLOCK, num_layers=settings.layers))
+    block = network_of(replace(network.config, block=BLOCK))
     block.load_state_dict(network.state_dict(), strict=False)
     attention = block.midlayer.self_attn
     for part in (attention.q_proj, attention.k_proj, attention.o_proj):
         part.weight.data /= TEMPERED
     block.fc.weight.data /= TEMPERED
     block.midlayer.mlp.down_proj.weight.data /= TEMPERED
-    for layer in block.layers.values():
-        layer.self_attn.o_proj.weight.data.zero_()
-        layer.mlp.down_proj.weight.data.zero_()
     return block
 
 

@@ -92,7 +92,6 @@ class Settings:
 
     draft_vocab_size: int | None = None  # None: the target's
     intermediate_size: int | None = None  # None: the target's
-    layers: int = 1  # of a block drafter that is fresh or begins as an EAGLE-3 drafter
     fc_norm: str | None = None  # before fc: "each" tap by itself, or "joint"
     learning_rate: float = 0.015
     head_rate: float | None = None  # of AdamW; None: as of Muon
