@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,12 @@ from specdec.core.tree_config import check_memory
 from specdec.errors import SpecdecError
 from specdec.models.attention import aligned
 from specdec.models.attention import attend as attend_heads
-from specdec.models.eagle_files import EMBEDDING, read_checkpoint, with_weights
+from specdec.models.eagle_files import read_network
 from specdec.models.eagle_network import (
+    BlockNetwork,
     EagleConfig,
     best_tokens,
     default_taps,
-    network_of,
     rotary_tables,
     rotate,
     vocabulary_ids,
@@ -112,16 +112,13 @@ class EagleDrafter(NetworkDrafter):
         network = self.network
         embedded = F.embedding(step.tokens, self.embedding.weight)
         x, residual = network.attention_input(embedded, step.hidden)
-        return network.finish(step.attended(*network.midlayer.self_attn.project(x)), residual)
+        q, k, v = network.midlayer.self_attn.project(x)
+        q, k = (rotate(part, step.cos, step.sin) for part in (q, k))
+        return network.finish(step.attend(q, k, v), residual)
 
     def children(self, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         """The k best next tokens after states [..., H]: target ids, log-probabilities [..., k]."""
-        return best_tokens(self.head(hidden), top_k, self.target_id)
-
-    def head(self, hidden: Tensor) -> Tensor:
-        """Draft logits [..., Vd] in float32."""
-        logits: Tensor = self.network.head(hidden)
-        return logits.float()
+        return best_tokens(self.network.head(hidden).float(), top_k, self.target_id)
 
 
 def check_fit(config: EagleConfig, taps: Sequence[int], target: Target) -> None:
@@ -142,19 +139,15 @@ def check_fit(config: EagleConfig, taps: Sequence[int], target: Target) -> None:
 class DraftStep:
     """Rows ready for the drafter's layer: tokens int64 [..., W], inputs [..., W, H].
 
-    cos, sin broadcast to [..., W, heads, D]. attend(q [..., W, heads, D], k and v [..., W, kv
-    heads, D]) returns [..., W, heads * D]: the owner of the keys decides which rows see which.
+    cos, sin broadcast to [..., W, heads, D]. attend(rotated q [..., W, heads, D] and k, v [..., W,
+    kv heads, D]) returns [..., W, heads * D]: the owner of the keys decides which rows see which.
     """
 
     tokens: Tensor
     hidden: Tensor
     cos: Tensor
     sin: Tensor
-    attend: Callable[..., Tensor]
-
-    def attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention with rotated queries and keys."""
-        return self.attend(rotate(q, self.cos, self.sin), rotate(k, self.cos, self.sin), v)
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class EagleSession(DraftSession):
@@ -178,8 +171,8 @@ class EagleSession(DraftSession):
         self.length = 0
         self._drawn = 0  # rows of the tree
         self._level = 0
-        self._visible = self.store.new_zeros(0, 0)  # additive: tree rows seen by the last nodes
-        self._hidden = self.store.new_zeros(0)  # states of the last forward, [W, H]
+        self._visible: Tensor  # additive [W, drafted]: rows of the tree that the last level sees
+        self._hidden: Tensor  # states of the last forward, [W, H]
 
     def root(self, tokens: Tensor, features: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
         assert features is not None, "EAGLE reads the target's features"
@@ -195,7 +188,12 @@ class EagleSession(DraftSession):
         if kind == "root":
             return self.causal_step(tokens, self.network.fuse(inputs), len(tokens))
         width = len(tokens)
-        mask = self._level_mask(width, inputs)
+        # the text, what the parent saw of the tree, the node itself: [W, length + drafted + W]
+        visible = apart(width, self.store.dtype, tokens.device)
+        if self._drawn:
+            visible = torch.cat((self._visible[inputs], visible), 1)
+        self._visible = visible
+        mask = F.pad(visible, (self.length, 0))
         # all nodes of a level have the same position
         cos, sin = self._tables[:, self.length + self._level]
         hidden = self.network.feed_back(self._hidden[inputs])
@@ -218,14 +216,6 @@ class EagleSession(DraftSession):
             mask = F.pad(additive(causal(count, hidden.device), hidden.dtype), (start, 0))
         attend = functools.partial(self._attend, start, mask, not start and count > 1)
         return DraftStep(tokens, hidden, cos, sin, attend)
-
-    def _level_mask(self, width: int, rows: Tensor) -> Tensor:
-        """Additive [W, length + drafted + W]: the text, what the parent saw, the node itself."""
-        itself = apart(width, self.store.dtype, rows.device)
-        if self._drawn:
-            itself = torch.cat((self._visible[rows], itself), 1)
-        self._visible = itself
-        return F.pad(itself, (self.length, 0))
 
     def keep_states(self, kind: str, states: Tensor) -> Tensor:
         """Keep the states [W, H] of the last step. Returns those whose children are needed."""
@@ -276,13 +266,17 @@ class ChosenTrees:
 
     scores float32, tokens int64: [P, k], then [P, W * k] of every level's W expanded nodes; absent
     candidates have the score -inf. beams int64 [P, W]: the candidates expanded, in the order of
-    their scores; -1 for none. root: the root's best children, int64 and float32 [P, most].
+    their scores; -1 for none. root: the root's best children, int64 and float32 [P, most]. While
+    they grow: contexts int64 [P], states [P, W, H] of the last level, and the keys.
     """
 
+    contexts: Tensor
+    states: Tensor
+    keys: TreeKeys
+    root: tuple[Tensor, Tensor]
     scores: list[Tensor]
     tokens: list[Tensor]
-    beams: list[Tensor]
-    root: tuple[Tensor, ...]
+    beams: list[Tensor] = field(default_factory=list)
 
 
 class BatchedDrafter:
@@ -310,28 +304,27 @@ class BatchedDrafter:
             beam = scores.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
             return beam, torch.zeros_like(beam, dtype=torch.bool)
 
-        chosen = self.grow_chosen(contexts, top_k, depth, best, most)
+        trees = self.grow_chosen(contexts, top_k, depth, best, most)
         beams = torch.zeros((len(contexts), 0, top_k), dtype=torch.long)
         if depth:
-            beams = torch.stack(chosen.beams, 1)
-        scores = torch.cat(chosen.scores, 1)
-        return TreeBatch(scores, torch.cat(chosen.tokens, 1), beams, *chosen.root)
+            beams = torch.stack(trees.beams, 1)
+        return TreeBatch(torch.cat(trees.scores, 1), torch.cat(trees.tokens, 1), beams, *trees.root)
 
     def grow_chosen(
         self, contexts: Tensor, top_k: int, depth: int, choose: Choice, most: int = 0
     ) -> ChosenTrees:
         """Trees that expand the nodes that `choose` returns. most: children of each root."""
-        hidden = self.roots(contexts)
-        root = self.drafter.children(hidden[:, 0], max(most, top_k))
-        tokens, scores = (part[:, :top_k] for part in root)
-        trees = ChosenTrees([scores], [tokens], [], root)
-        keys = TreeKeys(self.store)
+        states = self.roots(contexts)
+        ids, log_probs = self.drafter.children(states[:, 0], max(most, top_k))
+        first = ([log_probs[:, :top_k]], [ids[:, :top_k]])
+        trees = ChosenTrees(contexts, states, TreeKeys(self.store), (ids, log_probs), *first)
         for _ in range(depth):
-            beam, absent = choose(scores)
-            scores, tokens, hidden = self._level(contexts, keys, trees, beam, hidden)
+            beam, absent = choose(trees.scores[-1])
+            children, log_probs = self._children_of(trees, beam, top_k)
+            scores = (trees.scores[-1].gather(1, beam)[..., None] + log_probs).flatten(1)
             scores = scores.masked_fill(absent.repeat_interleave(top_k, 1), float("-inf"))
             trees.scores.append(scores)
-            trees.tokens.append(tokens)
+            trees.tokens.append(children.flatten(1))
             trees.beams.append(beam.masked_fill(absent, -1))
         return trees
 
@@ -339,25 +332,19 @@ class BatchedDrafter:
         """The roots' states, [P, 1, H]."""
         return self.states[contexts - 1][:, None]
 
-    def _level(
-        self, contexts: Tensor, keys: TreeKeys, trees: ChosenTrees, beam: Tensor, hidden: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Children of the newest candidates `beam` [P, W]: scores, tokens [P, W * k], and states.
-
-        hidden: states of the candidates' parents. Those of the candidates are returned.
-        """
-        level, top_k = len(trees.beams), trees.scores[0].shape[1]
+    def _children_of(self, trees: ChosenTrees, beam: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """Children [P, W, k] of the newest candidates `beam` [P, W], whose states are kept."""
+        level = len(trees.beams)
         rows = torch.zeros_like(beam)
         if level:
             rows = torch.div(beam, top_k, rounding_mode="floor")
-        hidden = hidden.gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
-        hidden = self.drafter.network.feed_back(hidden)
-        attend = functools.partial(keys.attend, contexts, rows)
+        parents = rows[..., None].expand(-1, -1, trees.states.shape[-1])
+        hidden = self.drafter.network.feed_back(trees.states.gather(1, parents))
+        attend = functools.partial(trees.keys.attend, trees.contexts, rows)
         tokens = trees.tokens[-1].gather(1, beam)
-        hidden = self.drafter.layer(self.step(tokens, hidden, contexts + level, attend))
-        children, log_probs = self.drafter.children(hidden, top_k)
-        above = trees.scores[-1].gather(1, beam)[..., None]
-        return (above + log_probs).flatten(1), children.flatten(1), hidden
+        step = self.step(tokens, hidden, trees.contexts + level, attend)
+        trees.states = self.drafter.layer(step)
+        return self.drafter.children(trees.states, top_k)
 
     def step(self, tokens: Tensor, hidden: Tensor, places: Tensor, attend: Any) -> DraftStep:
         """Rows [P, W] at the positions `places` [P]."""
@@ -415,14 +402,107 @@ class TreeKeys:
         return attended.transpose(1, 2).flatten(2)
 
 
+# A block drafter (ours): one forward drafts every position of a block.
+#
+#     text ... root | row 1 | row 2 | ...    one causal pass after every commit; the keys of rows
+#                 │       │       │          1, 2, ... are not kept
+#                q_1     q_2     q_3         q_j: distribution of the j-th token after the root,
+#                                            whatever is drafted before it
+#
+# All nodes of a level have the same children, and the probability of a node is the product of the
+# q_j along its path. So the root pass drafts everything and an expansion is a look-up: the best
+# nodes of the pool are the best of the product (DDTree's trees), as far as `top_k` reaches.
+
+
+class BlockDrafter(EagleDrafter):
+    """A block network bound to a target."""
+
+    def __init__(self, network: BlockNetwork, target: Target):
+        super().__init__(network, target)
+        # expansions: the root's children come from the first row
+        self.deepest = self.config.block - 1
+
+    def session(self, context_tok: int, tree_tok: int) -> BlockSession:
+        return BlockSession(self, context_tok)
+
+    def batched(self, tokens: Tensor, features: Tensor, depth: int) -> BatchedBlocks:
+        return BatchedBlocks(self, tokens, features, self.config.block)
+
+    def run_together(self, forwards: Sequence[DraftForward]) -> list[tuple[Tensor, Tensor]]:
+        if forwards[0].kind == "expand":
+            return [forward.run() for forward in forwards]
+        results = []
+        for forward, children in zip(forwards, super().run_together(forwards), strict=True):
+            session: Any = forward.session
+            results.append(session.begin(children))
+        return results
+
+
+class BlockSession(EagleSession):
+    """One turn. The rows of a block follow the text's, and are overwritten by the next tokens."""
+
+    def __init__(self, drafter: BlockDrafter, context_tok: int):
+        super().__init__(drafter, context_tok, drafter.config.block - 1)
+
+    def root(self, tokens: Tensor, features: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
+        return self.begin(super().root(tokens, features, top_k))
+
+    def begin(self, children: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keep the children of every level, [B, k] each; returns those of the root."""
+        self._children = children
+        self._level = 0
+        return children[0][:1], children[1][:1]
+
+    def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        self._level += 1
+        ids, log_probs = (part[self._level, :top_k] for part in self._children)
+        return ids.expand(len(tokens), -1), log_probs.expand(len(tokens), -1)
+
+    def step(self, kind: str, tokens: Tensor, inputs: Tensor) -> DraftStep:
+        """The lasting rows of A new tokens, and the rows of the block after them."""
+        mask_tokens, mask_hidden = self.network.masked()
+        rows = torch.cat((tokens, mask_tokens))
+        hidden = torch.cat((self.network.fuse(inputs), mask_hidden))
+        return self.causal_step(rows, hidden, len(tokens))
+
+    def keep_states(self, kind: str, states: Tensor) -> Tensor:
+        """The states [B, H] of the block."""
+        block = states[-self.drafter.config.block :]
+        self.root_state = block[0]
+        return block
+
+
+class BatchedBlocks(BatchedDrafter):
+    """`BatchedDrafter` of a block drafter: the rows of all roots' blocks, position by position."""
+
+    def roots(self, contexts: Tensor) -> Tensor:
+        """The states of the blocks, [P, B, H]."""
+        network = self.drafter.network
+        states = [self.states[contexts - 1][:, None]]
+        tokens, hidden = network.masked(len(contexts))
+        # each row sees its block's rows before it
+        rows = torch.zeros_like(contexts)[:, None]
+        attend = functools.partial(TreeKeys(self.store).attend, contexts, rows)
+        for place in range(self.drafter.config.block - 1):
+            row = slice(place, place + 1)
+            step = self.step(tokens[:, row], hidden[:, row], contexts + place, attend)
+            states.append(self.drafter.layer(step))
+        return torch.cat(states, 1)
+
+    def _children_of(self, trees: ChosenTrees, beam: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        row = len(trees.beams) + 1
+        children, log_probs = self.drafter.children(trees.states[:, row : row + 1], top_k)
+        return children.expand(-1, beam.shape[1], -1), log_probs
+
+
 def load_eagle(folder: Path, target: Target) -> EagleDrafter:
     """The drafter in `folder`, bound to a target."""
-    config, tensors = read_checkpoint(folder)
-    embedding = tensors.get(EMBEDDING)
-    theirs: Any = target.embedding.weight
-    if embedding is not None and embedding.shape == theirs.shape:
-        if torch.equal(embedding.to(theirs.device, theirs.dtype), theirs):
-            # a copy of the target's embedding takes memory
-            config = replace(config, own_embedding=False)
-            del tensors[EMBEDDING]
-    return EagleDrafter(with_weights(network_of, config, tensors, folder), target)
+    return EagleDrafter(read_network(folder), target)
+
+
+def load_block(folder: Path, target: Target) -> BlockDrafter:
+    """The drafter in `folder`, bound to a target. SpecdecError if it is no block drafter."""
+    network = read_network(folder)
+    if not isinstance(network, BlockNetwork):
+        raise SpecdecError(f"{folder} is no block drafter; load it as eagle3.")
+    return BlockDrafter(network, target)

@@ -224,14 +224,45 @@ def save_drafter(
     """
     folder = Path(folder)
     config = network.config
+    # 1. the weights
     layer = "midlayer." if config.generation == 3 else "layers.0."
     tensors = {}
     for name, value in network.state_dict().items():
         tensors[name.replace("midlayer.", layer, 1)] = value
     tensors = save_tensors(tensors, folder / "model.safetensors", dtype)
-    stored_dtype = tensors[f"{layer}self_attn.q_proj.weight"].dtype
-    runs.write_json(folder / "config.json", {**description(config, stored_dtype), **fields})
+    # 2. their description, the inverse of `config_from`
+    raw: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+        "torch_dtype": dtype_name(tensors[f"{layer}self_attn.q_proj.weight"].dtype),
+    }
+    for name in SHAPE:
+        raw[name] = getattr(config, name)
+    if config.generation == 3 or config.is_reduced:
+        raw["draft_vocab_size"] = config.draft_vocab_size
+    if config.generation == 3:
+        raw |= _eagle3_fields(config)
+    else:
+        raw |= {"bias": config.fc_bias, "qkv_bias": config.attention_bias}
+    runs.write_json(folder / "config.json", {**raw, **fields})
     return folder
+
+
+def _eagle3_fields(config: EagleConfig) -> dict[str, Any]:
+    raw: dict[str, Any] = {"architectures": ["LlamaForCausalLMEagle3"]}
+    if config.own_embedding or config.target_hidden_size != config.hidden_size:
+        raw["target_hidden_size"] = config.target_hidden_size
+    if config.block:
+        raw |= {"para_depths": config.block, "ptd_token_id": config.mask_token}
+    if config.fc_norm:
+        raw["fc_norm"] = True
+    if config.taps is not None:
+        # layer outputs there; `hidden_states` begins with the embedding
+        raw["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in config.taps]}
+    return raw
 
 
 def save_tensors(tensors: Tensors, path: Path, dtype: torch.dtype | None = None) -> Tensors:
@@ -244,35 +275,3 @@ def save_tensors(tensors: Tensors, path: Path, dtype: torch.dtype | None = None)
     with runs.atomic(path) as temporary:
         save_file(plain, temporary, {"format": "pt"})
     return plain
-
-
-def description(config: EagleConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """config.json of one drafter; the inverse of `config_from`."""
-    raw: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "num_hidden_layers": 1,
-        "tie_word_embeddings": False,
-        "torch_dtype": dtype_name(dtype),
-    }
-    for name in SHAPE:
-        raw[name] = getattr(config, name)
-    if config.generation == 3 or config.is_reduced:
-        raw["draft_vocab_size"] = config.draft_vocab_size
-    if config.generation != 3:
-        raw["bias"] = config.fc_bias
-        raw["qkv_bias"] = config.attention_bias
-        return raw
-    raw["architectures"] = ["LlamaForCausalLMEagle3"]
-    if config.own_embedding or config.target_hidden_size != config.hidden_size:
-        raw["target_hidden_size"] = config.target_hidden_size
-    if config.block:
-        raw["para_depths"] = config.block
-        raw["ptd_token_id"] = config.mask_token
-    if config.fc_norm:
-        raw["fc_norm"] = True
-    if config.taps is not None:
-        # layer outputs there; `hidden_states` begins with the embedding
-        raw["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in config.taps]}
-    return raw

@@ -200,14 +200,17 @@ def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
     fields = Fields(folder)
     folder = fields.folder
     kind = "hydra" if "hydra_num_heads" in fields else "medusa"
+    # Hydra's other variants would load and draft badly
     heads = fields.number(f"{kind}_num_heads")
     usual = {"hydra_head_arch": "mlp", f"{kind}_num_layers": 1, "hidden_state_offset": 0}
     if any(fields.get(name, value) != value for name, value in usual.items()):
         raise bad_checkpoint(folder, "only heads of kind mlp and of one layer are read")
+    # 1. the weights, by our names
     files = (f"{kind}_lm_head.safetensors", f"{kind}_lm_head.pt", *WEIGHT_FILES)
     tensors = read_tensors(folder, files)
     names = [(official, ours) for ours, official in HYDRA + MEDUSA]
     tensors = {renamed(name, names): tensor for name, tensor in tensors.items()}
+    # 2. their shape; what a file does not say is the target's
     config = HeadsConfig(
         target.hidden_size,
         target.vocab_size,

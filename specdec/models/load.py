@@ -82,7 +82,9 @@ def load_pair(
             raise SpecdecError("a loaded model keeps its dtype and device; move it yourself.")
     else:
         place = target_place(target or "")
-        model = load_model(place, *placement(dtype, device), device_map)
+        number_format, where = placement(dtype, device)
+        options = {"dtype": number_format, "device_map": device_map}
+        model = load_model(place, "the target", None if device_map else where, **options)
         tokenizer = tokenizer or place
     bound = Target(model)
     if isinstance(tokenizer, str | Path):
@@ -98,6 +100,7 @@ def load_pair(
     if name is None:
         name = pairs.name_of(setting(inner.config, "_name_or_path") or type(inner).__name__)
     pair = Pair(bound, loaded, tokenizer, name, end_tokens(inner))
+    # a model or tokenizer in memory cannot be loaded again elsewhere
     if all(isinstance(place, str | Path | None) for place in places.values()):
         pair.source = {part: place and str(place) for part, place in places.items()}
         pair.source["device_map"] = device_map
@@ -174,6 +177,7 @@ def preset_drafter(name: str, drafter: str | Path | None = None) -> str | None:
         return str(drafter)
     if drafter is None and not pairs.parts_at(name).drafter:
         return None
+    # its weights of that kind, if any are there
     place = weights_of(name, KINDS[kind].folder)
     if place:
         return f"{kind}:{place}"
@@ -275,13 +279,26 @@ def target_config(source: str) -> Any:
 
 
 def load_model(
-    source: str, dtype: torch.dtype | str, device: torch.device, device_map: Any = None
+    source: str | Path, what: str, device: torch.device | None = None, **settings: Any
 ) -> nn.Module:
-    """A causal LM with every weight present, in eval mode, on one device or over a device_map."""
-    model = read_causal_lm(source, "the target", device_map=device_map, dtype=dtype).eval()
-    if device_map is None:
-        model = model.to(device)
-    return model
+    """A causal LM with every weight present, in eval mode. what: for errors.
+
+    device: None leaves it where transformers puts it. settings: of `from_pretrained`.
+    """
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    settings["output_loading_info"] = True
+    with _reading(f"{what} {source} cannot be loaded as a transformers causal LM"):
+        try:
+            model, report = read(str(source), attn_implementation="sdpa", **settings)
+        except ValueError as error:
+            # the family has no SDPA attention
+            if "scaled_dot_product_attention" not in str(error):
+                raise
+            model, report = read(str(source), attn_implementation="eager", **settings)
+    if report["missing_keys"]:
+        names = ", ".join(sorted(report["missing_keys"])[:5])
+        raise SpecdecError(f"{what} {source} lacks {names}; its weights are incomplete.")
+    return model.eval() if device is None else model.eval().to(device)
 
 
 @contextlib.contextmanager
@@ -296,23 +313,6 @@ def _reading(failure: str) -> Iterator[None]:
     finally:
         if enabled:
             transformers.utils.logging.enable_progress_bar()
-
-
-def read_causal_lm(source: str | Path, what: str, **settings: Any) -> nn.Module:
-    """The model, complete, with SDPA attention if its family has it. what: for errors."""
-    read = transformers.AutoModelForCausalLM.from_pretrained
-    settings["output_loading_info"] = True
-    with _reading(f"{what} {source} cannot be loaded as a transformers causal LM"):
-        try:
-            model, report = read(str(source), attn_implementation="sdpa", **settings)
-        except ValueError as error:
-            if "scaled_dot_product_attention" not in str(error):
-                raise
-            model, report = read(str(source), attn_implementation="eager", **settings)
-    if report["missing_keys"]:
-        names = ", ".join(sorted(report["missing_keys"])[:5])
-        raise SpecdecError(f"{what} {source} lacks {names}; its weights are incomplete.")
-    return model
 
 
 def load_tokenizer(source: str | Path) -> Any:

@@ -16,7 +16,7 @@ import functools
 import heapq
 import itertools
 import math
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -373,15 +373,13 @@ class NgramPool:
     """first token -> its newest continuations of N - 1 tokens, the newest last."""
 
     def __init__(self) -> None:
-        self._pool: dict[int, OrderedDict[tuple[int, ...], None]] = defaultdict(OrderedDict)
+        self._pool: dict[int, list[tuple[int, ...]]] = defaultdict(list)
 
     def add(self, ngram: Sequence[int]) -> None:
         """Store N tokens; a known n-gram becomes the newest."""
-        continuations = self._pool[ngram[0]]
-        continuations[tuple(ngram[1:])] = None
-        continuations.move_to_end(tuple(ngram[1:]))
-        if len(continuations) > KEPT:
-            continuations.popitem(last=False)
+        first, *rest = ngram
+        older = [continuation for continuation in self._pool[first] if continuation != tuple(rest)]
+        self._pool[first] = [*older, tuple(rest)][-KEPT:]
 
     def trie(self, first: int) -> Trie:
         """The continuations of a token as a trie; newer ones score higher."""

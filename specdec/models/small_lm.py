@@ -23,7 +23,7 @@ from specdec.errors import SpecdecError
 from specdec.models.eagle_files import save_tensors
 from specdec.models.eagle_network import best_tokens
 from specdec.models.families import decoder_of, setting
-from specdec.models.load import read_causal_lm
+from specdec.models.load import load_model
 from specdec.models.target import Target, TreeMask
 
 MARK = "draft_lm"  # field of config.json with which our trainer marks such drafters
@@ -67,6 +67,7 @@ class SmallLMSession(DraftSession):
     def root(self, tokens: Tensor, features: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
         self.cache.truncate(self.length)
         if not self.length:
+            # the text's first token was not given
             tokens = torch.cat((tokens.new_tensor(self.drafter.begin), tokens))
         rows = self.model.forward(self._readable(tokens), self.cache, last_only=True)
         self.length = len(self.cache)
@@ -136,6 +137,7 @@ def fresh_lm(model: Any, layers: int, warm_start: bool) -> nn.Module:
     config = copy.deepcopy(model.config)
     text = config.get_text_config()
     text.num_hidden_layers = layers
+    # some families name the kind of every layer
     if setting(text, "layer_types"):
         text.layer_types = text.layer_types[:layers]
     small: Any = transformers.AutoModelForCausalLM.from_config(
@@ -159,9 +161,4 @@ def save_small_lm(network: LMNetwork, folder: Path, dtype: torch.dtype) -> Path:
 
 def load_small_lm(folder: Path, target: Target) -> SmallLM:
     """The language model in `folder`, in the target's dtype and on its device, as its drafter."""
-    return SmallLM(read_small_lm(folder, target.dtype).to(target.device), target)
-
-
-def read_small_lm(folder: Path, dtype: torch.dtype) -> nn.Module:
-    """The causal LM in `folder`, complete; SpecdecError otherwise."""
-    return read_causal_lm(folder, "the drafter", dtype=dtype, local_files_only=True).eval()
+    return SmallLM(load_model(folder, "the drafter", target.device, dtype=target.dtype), target)

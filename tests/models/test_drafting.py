@@ -137,7 +137,7 @@ def test_a_head_that_was_replaced_is_the_drafters_too():
     target.refresh()
     drafter.refresh()
     states = torch.randn(3, WIDTH)
-    assert torch.equal(drafter.head(states), target.model.lm_head(states))
+    assert torch.equal(drafter.network.head(states), target.model.lm_head(states))
 
 
 @pytest.mark.parametrize("name", ["medusa, ours", "hydra"])

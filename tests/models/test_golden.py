@@ -135,7 +135,7 @@ def test_first_forward_and_public_functions_give_what_was_recorded(golden, promp
             "fused_features": rows.features,
             "fc_out": pair.drafter.network.fuse(rows.features),
             "draft_hidden_last_prenorm": hidden[-1],
-            "draft_logits_last": pair.drafter.head(hidden)[-1],
+            "draft_logits_last": pair.drafter.network.head(hidden)[-1],
         }
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, recorded[name], atol=2e-5, rtol=1e-5, msg=name)

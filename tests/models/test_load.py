@@ -129,9 +129,6 @@ def test_drafters_that_do_not_fit_and_an_own_embedding(pair, tmp_path):
     model = pair.target.model
     different = load_drafter(save_drafter(network, tmp_path / "different"), model)
     assert different.embedding is different.network.embed_tokens
-    network.embed_tokens.weight.copy_(pair.target.embedding.weight)
-    same = load_drafter(save_drafter(network, tmp_path / "same"), model)
-    assert same.embedding is pair.target.embedding
     for change, words in (
         ({"target_hidden_size": 40}, "pair it with the target"),
         ({"hidden_size": 64, "head_dim": 8}, "pair it with the target"),

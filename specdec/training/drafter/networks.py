@@ -15,7 +15,7 @@ from specdec.models.eagle_drafter import check_fit
 from specdec.models.eagle_files import Fields, read_network, save_drafter
 from specdec.models.eagle_network import default_taps, layer_like, network_of
 from specdec.models.heads import HeadsConfig, HeadsNetwork, read_heads, save_heads
-from specdec.models.small_lm import LMNetwork, fresh_lm, read_small_lm, save_small_lm
+from specdec.models.small_lm import LMNetwork, fresh_lm, save_small_lm
 from specdec.models.target import Target
 from specdec.training.drafter.ttt import draft_vocabulary
 from specdec.training.loop import compute_dtype
@@ -84,7 +84,8 @@ def load_network(folder: Path, model) -> nn.Module:
         return read_heads(folder, target).float().requires_grad_(True)
     last = (target.num_layers,)
     if kind == "lm":
-        return LMNetwork(read_small_lm(folder, torch.float32), last).requires_grad_(True)
+        model = load.load_model(folder, "the drafter", dtype=torch.float32)
+        return LMNetwork(model, last).requires_grad_(True)
     network = read_network(folder).float().requires_grad_(True)
     usual = default_taps(target.num_layers) if network.config.generation == 3 else last
     network.config = replace(network.config, taps=network.config.taps or usual)
@@ -157,4 +158,4 @@ def load_target(target, device: torch.device):
     tokenizer = load.load_tokenizer(place)
     if tokenizer is None:
         raise SpecdecError(f"{target} has no tokenizer; put its tokenizer.json beside it.")
-    return load.load_model(place, compute_dtype(device), device), tokenizer
+    return load.load_model(place, "the target", device, dtype=compute_dtype(device)), tokenizer
