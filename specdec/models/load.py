@@ -57,8 +57,8 @@ def load_pair(
     causal LM, wrapped or not. drafter: as in `load_drafter`; with a preset, a kind means its
     weights of that kind. tokenizer: default the target's own. dtype: "float32", "bfloat16",
     "float16", or "auto": float32 on a CPU, else the checkpoint's own. device: a torch device or
-    "auto". device_map: of transformers. pack: whether weights are packed for
-    this processor (`packed.pack`); None: on a CPU, if they were loaded here.
+    "auto". device_map: of transformers. pack: for this processor (`packed.pack`); None: on a CPU,
+    if weights were loaded here.
 
     >>> pair = load_pair("tiny")
     >>> pair.name, pair.target.num_layers, pair.drafter.taps
@@ -71,21 +71,12 @@ def load_pair(
         name = pairs.named(name)
         target = name
         drafter = preset_drafter(name, drafter)
-        if name not in SHIPPED and name not in PRESETS:
-            # another process may not know the name
+        if name not in (*SHIPPED, *PRESETS):  # another process may not know it
             places |= {"name": None, "target": pairs.parts_at(name).target, "drafter": drafter}
 
     # 1. the target and its tokenizer
-    if isinstance(target, nn.Module):
-        model = target
-        if dtype != "auto" or device != "auto" or device_map is not None:
-            raise SpecdecError("a loaded model keeps its dtype and device; move it yourself.")
-    else:
-        place = target_place(target or "")
-        number_format, where = placement(dtype, device)
-        options = {"dtype": number_format, "device_map": device_map}
-        model = load_model(place, "the target", None if device_map else where, **options)
-        tokenizer = tokenizer or place
+    model, place = _model_of(target, dtype, device, device_map)
+    tokenizer = tokenizer or place
     bound = Target(model)
     if isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(tokenizer)
@@ -137,6 +128,20 @@ def load_drafter(
     if drafter.network is not None and (pack or (pack is None and bound.device.type == "cpu")):
         pack_weights(drafter.network)
     return drafter
+
+
+def _model_of(
+    target: Any, dtype: str, device: str, device_map: Any
+) -> tuple[nn.Module, str | None]:
+    """The model of `load_pair`'s target, and its folder or hub id."""
+    if isinstance(target, nn.Module):
+        if dtype != "auto" or device != "auto" or device_map is not None:
+            raise SpecdecError("a loaded model keeps its dtype and device; move it yourself.")
+        return target, None
+    place = target_place(target)
+    number_format, where = placement(dtype, device)
+    options = {"dtype": number_format, "device_map": device_map}
+    return load_model(place, "the target", None if device_map else where, **options), place
 
 
 def source_of(pair: Pair) -> dict[str, Any]:
