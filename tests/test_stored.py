@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from specdec import runs, stored
 from specdec.costs.model import CostModel
 from specdec.data.suites import load_suite
-from specdec.models.eagle_files import read_checkpoint, save_drafter
+from specdec.models.eagle_files import read_network, save_drafter
 from specdec.models.load import load_pair, shipped_folder
 from specdec.models.ngrams import CopyOdds
 from specdec.policies.base import load_policy
@@ -139,7 +139,7 @@ WRONG = {
     ),
     "drafter": (
         "config.json",
-        lambda folder: read_checkpoint(folder).network(),
+        read_network,
         [
             {"hidden_size": "x"},
             {"num_attention_heads": 0},

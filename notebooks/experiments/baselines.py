@@ -17,7 +17,6 @@ from specdec.core.protocols import Drafter
 from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.evaluation.methods import DraftedBy
-from specdec.models.drafters import KINDS, kind_and_source
 from specdec.models.load import load_drafter, preset_drafter
 from specdec.policies.heuristics import CopyGate
 from specdec.replays.record import record
@@ -32,7 +31,7 @@ def drafters_of(pair: Pair, kinds: Sequence[str]) -> tuple[dict[str, Drafter], d
     """The drafters of a preset's target by kind; and for each kind that is not available the
     sentence that says why.
 
-    kinds: names in `drafters.KINDS`, or "kind:folder". SpecdecError for a name that is no kind.
+    kinds: names in `pairs.KINDS`, or "kind:folder". SpecdecError for a name that is no kind.
     """
     drafters = {}
     absent = {}

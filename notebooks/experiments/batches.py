@@ -34,7 +34,7 @@ from specdec.errors import SpecdecError
 from specdec.evaluation import stats
 from specdec.evaluation.bench import check_countable
 from specdec.evaluation.methods import Sampling, named_methods
-from specdec.models.fingerprint import describe_pair, fingerprint
+from specdec.models.pairs import describe_pair, fingerprint
 
 # cycles at the start of a text
 UNCOUNTED = 1

@@ -36,7 +36,7 @@ from specdec.evaluation.methods import (
     unused_method,
 )
 from specdec.models import load
-from specdec.models.fingerprint import describe_pair, fingerprint
+from specdec.models.pairs import describe_pair, fingerprint
 from specdec.parallel import checked_place, parallel
 
 KEYS = [*TURN, "method", "repeat"]

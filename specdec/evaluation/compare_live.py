@@ -26,7 +26,7 @@ from specdec.evaluation.bench import EvaluateConfig, evaluate
 from specdec.evaluation.compare import PER_SUITE, RANDOM, RATIOS, TUNED, Baselines, Comparison
 from specdec.evaluation.methods import AUTOREGRESSIVE
 from specdec.identity import Method
-from specdec.models.fingerprint import describe_pair
+from specdec.models.pairs import describe_pair
 from specdec.replays import static_trees
 from specdec.replays.static_trees import SETTING, setting, static_grid, static_turns, tree_of
 from specdec.replays.trace import Trace

@@ -11,7 +11,7 @@ from specdec.core.protocols import Drafter
 from specdec.core.records import EXTEND, SIZE
 from specdec.core.tree_config import TREES, tree_from
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.models.fingerprint import describe_pair, fingerprint
+from specdec.models.pairs import describe_pair, fingerprint
 from specdec.policies.base import combine, load_policy, policy_folder
 
 AUTOREGRESSIVE = "autoregressive"

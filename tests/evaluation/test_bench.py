@@ -19,8 +19,8 @@ from specdec.data import suites
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench, methods
 from specdec.evaluation.methods import DraftedBy
-from specdec.models.fingerprint import describe_pair, fingerprint
 from specdec.models.load import load_drafter, shipped_folder
+from specdec.models.pairs import describe_pair, fingerprint
 
 PROMPTS = {"a": [[1, 2, 3], [4, 5, 6], [7, 8, 9]], "b": [[9, 8, 7, 6], [5, 4]]}
 METHODS = {"plain": "autoregressive", "small": "static:4,1,2", "large": Static(9, 2, 3)}

@@ -14,7 +14,7 @@ from specdec.core.pair import Pair
 from specdec.core.protocols import Drafter, DraftSession
 from specdec.models.eagle_drafter import EagleDrafter
 from specdec.models.eagle_network import EagleConfig, network_of
-from specdec.models.heads import HeadsConfig, heads_network
+from specdec.models.heads import HeadsConfig, HeadsNetwork
 from specdec.models.target import Target
 
 
@@ -36,7 +36,7 @@ def random_network(config: EagleConfig | HeadsConfig, seed: int = 0):
 
     Of a reduced vocabulary every second token is drafted, from number 3 on.
     """
-    network = heads_network(config) if isinstance(config, HeadsConfig) else network_of(config)
+    network = HeadsNetwork(config) if isinstance(config, HeadsConfig) else network_of(config)
     spread(network, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -9,10 +9,10 @@ def rms(x, weight):
     return F.rms_norm(x, weight.shape, weight, 1e-5)
 
 
-def attention(network, x, layer=None):
+def attention(network, x):
     """Causal attention over rows x, positions from 0. [T, 2H] -> [T, heads * D]."""
     config = network.config
-    layer = (layer or network.midlayer).self_attn
+    layer = network.midlayer.self_attn
     count, width = len(x), config.head_dim
     q, k, v = (
         part(x).view(1, count, -1, width) for part in (layer.q_proj, layer.k_proj, layer.v_proj)
@@ -77,10 +77,6 @@ def slow_block(drafter, ids, features):
     tokens = torch.cat((ids[1:], torch.full((count,), drafter.config.mask_token)))
     embedded = drafter.target.model.get_input_embeddings().weight[tokens]
     rows = sum(layer_output(network, embedded, states))
-    for layer in network.layers.values():
-        attended = attention(network, rms(rows, layer.input_layernorm.weight), layer)
-        rows = rows + attended @ layer.self_attn.o_proj.weight.T
-        rows = rows + mlp_output(layer, rows)
     return (rms(rows[-count - 1 :], network.norm.weight) @ network.lm_head.weight.T).log_softmax(-1)
 
 

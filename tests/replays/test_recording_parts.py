@@ -13,7 +13,7 @@ from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
 from specdec.data.suites import describe_items, gather
 from specdec.errors import SpecdecError
-from specdec.models.fingerprint import describe_pair
+from specdec.models.pairs import describe_pair
 from specdec.replays import record as record_module
 from specdec.replays import replay as replay_module
 from specdec.replays import trace

@@ -17,7 +17,7 @@ from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.identity import Method
-from specdec.models.fingerprint import fingerprint
+from specdec.models.pairs import fingerprint
 from specdec.policies import ltd, radar, resps, value
 from specdec.policies.base import changed, choices_of
 from specdec.replays.record import record

@@ -34,7 +34,7 @@ from specdec.core.pair import Pair
 from specdec.core.protocols import TargetForward
 from specdec.data.suites import DATA_VARIABLE, SUITES, load_suite, prompt_digest
 from specdec.errors import SpecdecError
-from specdec.models.fingerprint import describe_pair
+from specdec.models.pairs import describe_pair
 from specdec.stored import read_text
 from specdec.training.drafter.chats import json_lines, read_chats
 

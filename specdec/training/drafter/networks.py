@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from specdec.errors import SpecdecError
-from specdec.models import drafters, load
+from specdec.models import load, pairs
 from specdec.models.eagle_drafter import check_fit
-from specdec.models.eagle_files import Fields, read_checkpoint, save_drafter
+from specdec.models.eagle_files import Fields, read_network, save_drafter
 from specdec.models.eagle_network import default_taps, layer_like, network_of
-from specdec.models.heads import HeadsConfig, HeadsNetwork, heads_network, read_heads, save_heads
-from specdec.models.small_lm import LMNetwork, fresh_lm, read_small_lm, save_small_lm
+from specdec.models.heads import HeadsConfig, HeadsNetwork, read_heads, save_heads
+from specdec.models.small_lm import LMNetwork, fresh_lm, save_small_lm
 from specdec.models.target import Target
 from specdec.training.drafter.ttt import draft_vocabulary
 from specdec.training.loop import compute_dtype
@@ -59,10 +59,8 @@ def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str
     elif kind in ("eagle1", "griffin"):
         network = network_of(replace(last, griffin=kind == "griffin"))
     else:
-        path = {"medusa": None, "hydra": "state", "hydra++": "layer"}[kind]
-        layer = replace(last, draft_vocab_size=vocabulary) if path == "layer" else None
-        heads = HeadsConfig(hidden, vocabulary, drafted, taps=last_tap, path=path, layer=layer)
-        network = heads_network(heads)
+        heads = HeadsConfig(hidden, vocabulary, drafted, hydra=kind == "hydra", taps=last_tap)
+        network = HeadsNetwork(heads)
     # 2. the draft vocabulary
     if hasattr(network, "d2t"):
         offsets, membership = draft_vocabulary(torch.from_numpy(answer_counts), drafted)
@@ -81,13 +79,14 @@ def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str
 def load_network(folder: Path, model) -> nn.Module:
     """The drafter of a folder in float32, with its taps set; SpecdecError for another target's."""
     target = Target(model)
-    kind = drafters.kind_of(Fields.read(Path(folder).expanduser()))
-    if kind in drafters.HEADS:
+    kind = pairs.kind_of(Fields(folder))
+    if kind in ("medusa", "hydra"):
         return read_heads(folder, target).float().requires_grad_(True)
     last = (target.num_layers,)
     if kind == "lm":
-        return LMNetwork(read_small_lm(folder, torch.float32), last).requires_grad_(True)
-    network = read_checkpoint(folder).network().float().requires_grad_(True)
+        model = load.load_model(folder, "the drafter", dtype=torch.float32)
+        return LMNetwork(model, last).requires_grad_(True)
+    network = read_network(folder).float().requires_grad_(True)
     usual = default_taps(target.num_layers) if network.config.generation == 3 else last
     network.config = replace(network.config, taps=network.config.taps or usual)
     check_fit(network.config, network.config.taps, target)
@@ -141,10 +140,10 @@ def check_start(folder: Path | None, network: str) -> Path | None:
     if not (Path(folder) / "config.json").is_file():
         raise SpecdecError(f"there is no drafter in {folder}; correct --start-from.")
     # some kinds have no mark of their own in config.json
-    expected = network.rstrip("+")
-    if not drafters.KINDS[expected].mark:
+    expected = network
+    if not pairs.KINDS[expected].mark:
         expected = "eagle3"
-    kind = drafters.kind_of(load.config_of(folder))
+    kind = pairs.kind_of(load.config_of(folder))
     # a block drafter can begin as an EAGLE-3 drafter
     if kind != expected and (kind, expected) != ("eagle3", "block"):
         raise SpecdecError(f"{folder} holds a drafter of kind {kind!r}, not {expected!r}.")
@@ -159,4 +158,4 @@ def load_target(target, device: torch.device):
     tokenizer = load.load_tokenizer(place)
     if tokenizer is None:
         raise SpecdecError(f"{target} has no tokenizer; put its tokenizer.json beside it.")
-    return load.load_model(place, compute_dtype(device), device), tokenizer
+    return load.load_model(place, "the target", device, dtype=compute_dtype(device)), tokenizer
