@@ -19,11 +19,10 @@ from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
-from specdec.replays.columns import Column
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid
-from specdec.replays.trace import NEVER, SCHEMA, Trace, numbered
+from specdec.replays.trace import NEVER, SCHEMA, Column, Trace, numbered
 
 SETS = ("gsm8k", "sharegpt", "cnn", "instructcoder")
 # Fitted by the data's authors on an H100, in seconds: fixed, per token in the forward, per cached

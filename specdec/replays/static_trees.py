@@ -67,7 +67,7 @@ def static_grid(
     parts: list[pd.DataFrame] = []
     for shape in tqdm(shapes, desc="static trees", delay=2, leave=False):
         for depth in [depth for depth in depths if depth <= trace.depth_of(*shape)]:
-            part = _walks(trace, tables, shape, depth, totals, by)
+            part = _sums(trace, tables, shape, depth, totals, by)
             # plain steps once
             parts.append(part[part["total_tokens"] > 1] if parts and totals is None else part)
     # 2. rates, and which trees are as fast as the fastest
@@ -81,7 +81,7 @@ def static_grid(
     return table[[*labels, *SETTING, "ms_per_tok", "tau", *SUMS, "speedup", "as_fast"]]
 
 
-def _walks(
+def _sums(
     trace: Trace,
     tables: CostTables,
     shape: Shape,
@@ -103,19 +103,16 @@ def _walks(
     # 2. sums over the turns of each group
     walked = _walk(trace, tables, shape, depth, totals - 1)
     cycles, cycle_tok, time_ms = ((values @ share).ravel() for values in walked)
-    new_tok = trace.turns["positions"].to_numpy() @ share
     part = pd.DataFrame({"total_tokens": np.repeat(totals, len(names))})
     if by is not None:
         part[by] = np.tile(np.array(names, dtype=object), len(totals))
-    part["depth"] = depth
-    part["top_k"] = shape[0]
-    part["beam"] = beam_text(shape[1])
+    part[SETTING[1:]] = depth, shape[0], beam_text(shape[1])
+    new_tok = trace.turns["positions"].to_numpy() @ share
     part["new_tok"] = np.tile(new_tok, len(totals)).astype(int)
     part["plain_ms"] = np.tile(tables.plain(trace) @ share, len(totals))
     part["cycles"] = cycles.astype(int)
     part["cycle_tok"] = cycle_tok.astype(int)
-    part["time_ms"] = time_ms
-    return part
+    return part.assign(time_ms=time_ms)
 
 
 def best_static(trace: Trace, costs: CostModel, **grid: Any) -> TreeConfig:
@@ -156,18 +153,12 @@ def beam_of(text: str) -> tuple[int, ...]:
 
 
 def static_turns(trace: Trace, costs: CostModel, tree: TreeConfig) -> pd.DataFrame:
-    """The per-turn table of one static tree."""
-    shapes = judged_shapes(trace, tree)
+    """The per-turn table of one static tree; SpecdecError if it was not recorded."""
+    shapes, _ = recorded(trace, [tree.top_k], [tree.depth], [tree.beam])
+    within([tree.total_tokens], 1, trace.most_nodes + 1, "total_tokens")
     tables = CostTables.of(trace, costs, shapes)
     walked = _walk(trace, tables, shapes[0], tree.depth, np.array([tree.verify_nodes]))
     return turn_table(trace, tables, *(values[0] for values in walked))
-
-
-def judged_shapes(trace: Trace, tree: TreeConfig) -> list[Shape]:
-    """The tree's shape as recorded; SpecdecError if the recording cannot replay the tree."""
-    shapes, _ = recorded(trace, [tree.top_k], [tree.depth], [tree.beam])
-    within([tree.total_tokens], 1, trace.most_nodes + 1, "total_tokens")
-    return shapes
 
 
 def turn_table(

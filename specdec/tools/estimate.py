@@ -28,8 +28,8 @@ from specdec.data.suites import conversation, gather, openings
 from specdec.errors import check_integer, check_name
 from specdec.models import drafters, load, pairs
 from specdec.replays import record
-from specdec.replays.columns import stacked, write_columns
 from specdec.replays.record import RecordConfig
+from specdec.replays.trace import stacked_columns, write_columns
 
 PROMPT_TOK = 1024  # the longest prompt to reserve memory for
 PROBE_TOK = 24  # tokens that a probe decodes
@@ -276,7 +276,7 @@ def estimate_record(
     >>> needed.turns, needed.fits
     (1, True)
     """
-    config = record.record_config(config, settings)
+    config = runs.configured(config, RecordConfig, settings)
     record.check(pair, config)
     check_integer("samples", samples, 1)
     items = [item for _, item in record.parted_items(prompts, config)]
@@ -307,7 +307,7 @@ def estimate_record(
     turns = sum(len(item.turns) for item in items)
     positions = turns * (answer_tok - 1)
     size = positions * _written_bytes(tables) / grown + len(items) * TURN_BYTES
-    size += turns * min(config.acceptance_distributions, answer_tok) * DISTRIBUTION_BYTES
+    size += turns * min(config.lengths, answer_tok) * DISTRIBUTION_BYTES
     return RecordEstimate(
         pair=pair.name,
         dtype=dtype_name(pair.target.dtype),
@@ -327,8 +327,7 @@ def _written_bytes(tables: list[dict]) -> int:
         for name in ("positions", "trees", "family"):
             parts = [table[name] for table in tables if table[name]]
             if parts:
-                columns = {column: stacked([part[column] for part in parts]) for column in parts[0]}
-                path = write_columns(Path(folder) / f"{name}.parquet", columns)
+                path = write_columns(Path(folder) / f"{name}.parquet", stacked_columns(parts))
                 written += path.stat().st_size
     return written
 

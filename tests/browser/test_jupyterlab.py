@@ -140,8 +140,8 @@ def explored(page, view) -> None:
     assert view.locator(".tree [data-kind=accepted]").count() == accepted > 0
     slide(view, "total_tokens", "ArrowLeft")
     view.locator(".message", has_text="What if 59 / 7 / 10").wait_for()
-    view.locator("button", has_text="own tree").click()
-    view.locator(".counts", has_text="59 verified").wait_for()
+    view.locator(".specdec-explorer").press("ArrowRight")
+    settled(view, "cycle 2/")
     pick(view, "turn", view.locator(".turn option").nth(2).text_content())
     view.locator(".prompt", has_text="night bus").wait_for()
     pick(view, "policy", "LTD")

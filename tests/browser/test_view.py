@@ -44,15 +44,9 @@ def test_what_the_page_shows_and_what_keys_and_clicks_do(page, explorer):
         assert page.evaluate("model.data.cycle") == place
     page.locator(".time [data-kind=cycle]").nth(3).click()
     assert page.evaluate("model.data.cycle") == 4
-    # 2. folding and the tree of one's own are Python's
+    # 2. folding is Python's
     page.keyboard.press("f")
-    tree.locator("[data-kind=verified]").first.dblclick()
-    page.locator("button", has_text="own tree").click()
-    every, branch, own = page.evaluate("model.sent")
-    assert every == {"do": "fold"}
-    assert branch["lane"] == 0
-    assert cycle.verified[branch["node"]]
-    assert own == {"do": "own"}
+    assert page.evaluate("model.data.folded") is True
     tree.locator("rect[data-kind=accepted]").first.hover()
     assert "accepted; probability" in page.inner_text(".tip")
 

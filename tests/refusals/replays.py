@@ -48,7 +48,7 @@ def of_two_pairs(given):
     trace.joined([given.trace, other], 3)
 
 
-DISTRIBUTIONS = dict(acceptance_distributions=1)
+DISTRIBUTIONS = dict(lengths=1)
 OUTSIDE = "need top_k=10 and depth >= 7"
 FAMILY = "family is the most children"
 
@@ -113,11 +113,6 @@ ROWS = [
         "copies of 5 tokens",
         "depth 4 at least",
     ),
-    row(
-        "recorded in vain",
-        lambda given: record(given.pair, [[1, 2]], top_ks=(0,)),
-        "top_k must be an integer",
-    ),
     row("a width that was not recorded", replayed(Static(5, 2, 10)), "top_k=10"),
     row("deeper than recorded", replayed(Static(5, 6, 3)), "recorded to depth 4"),
     row("more nodes than recorded", replayed(Static(25, 4, 3)), "at most 20"),
@@ -130,7 +125,6 @@ ROWS = [
     row("an answer before it was asked", replayed(Static(5, 2, 3), policy_ms=-1.0), "policy_ms"),
     row("a depth of 5", judged(3, 5), "depth 5 was asked for"),
     row("a depth below 0", judged(3, -1), "depth -1 was asked for"),
-    row("a width of 2", judged(2), "top_k=2"),
     row("a beam", judged(3, beam=(1,)), "top_k=3 with beam=(1,) was not recorded, only (3,)"),
     row("one node too many", judged(3, 4, 21), "21 nodes were asked for", "at most 20"),
     row("a part without turns", lambda given: given.trace.select(part="tune"), "no recorded turn"),
