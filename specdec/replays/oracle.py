@@ -21,7 +21,7 @@ from specdec.core.records import TURN, Rates
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_integer, door
 from specdec.replays import static_trees as trees
-from specdec.replays.static_trees import Beams, CostTables, Ints, Shape, path_ranks
+from specdec.replays.static_trees import Beams, CostTables, Ints, Shape
 from specdec.replays.trace import ROOT_CANDIDATES, Trace
 
 
@@ -70,7 +70,7 @@ def clairvoyant(
     shapes, depths = trees.recorded(trace, top_ks, depths, beams)
     tables = CostTables.of(trace, costs, shapes)
     # 1. for every position and accepted length, the cheapest answer that accepts so many tokens
-    best = _Cheapest(trace, tables, sizes)
+    best = _Cheapest(tables, sizes)
     if trace.forwards:
         best.allow_trees(shapes, depths)
         if everything:
@@ -86,7 +86,7 @@ def clairvoyant(
         return np.bincount(turn, weights=column, minlength=len(trace.turns)).astype(int)
 
     cycle_tok = summed(answers["accepted_tok"] + 1)
-    turns = trees.turn_table(trace, tables, summed(np.ones(len(turn))), cycle_tok, value_ms)
+    turns = tables.turns(summed(np.ones(len(turn))), cycle_tok, value_ms)
     turns["draft_calls"] = summed((answers["expansions"] + 1) * (answers["top_k"] > 0))
     turns["verified_tok"] = summed(answers["verify_nodes"] + 1)
     return Bound(turns, answers)
@@ -97,8 +97,8 @@ class _Cheapest:
     int16 [R, D + 2, 3]: number of its (k, beam) among the shapes, from 1 (0: none), then n and V.
     """
 
-    def __init__(self, trace: Trace, tables: CostTables, sizes: Ints):
-        self.trace = trace
+    def __init__(self, tables: CostTables, sizes: Ints):
+        self.trace = trace = tables.trace
         self.tables = tables
         most = trace.most_nodes
         allowed = np.arange(most + 1)
@@ -119,7 +119,7 @@ class _Cheapest:
         self.answer[row, tokens + first] = np.stack(chosen, axis=-1)
 
     def put_smallest(
-        self, ranks: np.ndarray, offered: Any, draft_ms: np.ndarray, number: int, depth: int
+        self, ranks: np.ndarray, offered: np.ndarray, draft_ms: np.ndarray, number: int, depth: int
     ) -> None:
         """Of the trees in which the path has `ranks` [R, A - 1], use the smallest allowed one for
         every accepted length: verification never gets cheaper with more nodes.
@@ -128,7 +128,7 @@ class _Cheapest:
         where = self.tables.where
         size = self.next_size[np.pad(ranks, ((0, 0), (1, 0)), constant_values=-1) + 1]
         below = np.pad(ranks, ((0, 0), (0, 1)), constant_values=most)
-        nodes = np.minimum(size, np.minimum(most, np.broadcast_to(offered, len(where))[:, None]))
+        nodes = np.minimum(size, np.minimum(most, offered[:, None]))
         cost_ms = draft_ms[:, None] + self.tables.verify[where[:, None], nodes]
         self.put(np.where(size <= below, cost_ms, np.inf), nodes, number, depth)
 
@@ -136,9 +136,9 @@ class _Cheapest:
         """Every requested and recorded tree."""
         for number, shape in enumerate(shapes, 1):
             for depth in [depth for depth in depths if depth <= self.trace.depth_of(*shape)]:
-                offered = self.trace.candidates(shape[0], depth, shape[1])
-                draft_ms = self.tables.draft[shape][self.tables.where, depth]
-                ranks = path_ranks(self.trace, shape, depth)
+                offered = self.tables.offered(shape, depth)
+                draft_ms = self.tables.before_verification(shape, depth)
+                ranks = self.tables.path_ranks(shape, depth)
                 self.put_smallest(ranks, offered, draft_ms, number, depth)
 
     def allow_plain_and_flat(self, shapes: list[Shape]) -> None:
@@ -228,8 +228,7 @@ def kept_bound(
     for shape in tried:
         for depth in depths:
             if depth <= trace.depth_of(*shape):
-                gained, cycle_ms = _one_cycle(trace, tables, shape, depth, sizes)
-                walks.append(_repeated(gained, cycle_ms, end, cycles))
+                walks.append(_kept(tables, shape, depth, sizes, cycles, end))
     reached, spent_ms = (np.concatenate(arrays) for arrays in zip(*walks, strict=True))
     # 2. the least time from every row, the last positions first
     value_ms = np.zeros(len(end) + 1)
@@ -240,27 +239,23 @@ def kept_bound(
     return trace.turns[[*TURN, "part"]].assign(new_tok=positions, time_ms=value_ms[first])
 
 
-def _one_cycle(
-    trace: Trace, tables: CostTables, shape: Shape, depth: int, sizes: np.ndarray
+def _kept(
+    tables: CostTables, shape: Shape, depth: int, sizes: np.ndarray, cycles: int, end: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """New tokens and milliseconds of one cycle from every row: [sizes, R] each."""
-    where = tables.where
-    offered = np.broadcast_to(trace.candidates(shape[0], depth, shape[1]), len(where))
-    verified = np.minimum(sizes[:, None], offered)
-    drafted_ms = tables.before_verification(trace, shape, depth) + tables.verify[where, verified]
-    cycle_ms = np.where(sizes[:, None] > 0, drafted_ms, tables.plain_ms[where])
-    return trees.gained_tok(path_ranks(trace, shape, depth), sizes), cycle_ms
+    """Where so many cycles with one tree lead from every row, and their time: [sizes, R] each.
 
-
-def _repeated(
-    gained: np.ndarray, cycle_ms: np.ndarray, end: np.ndarray, cycles: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Where so many cycles lead from every row, and their time: [sizes, R] each. end [R]: the end
-    of each row's turn, which no walk leaves.
+    end [R]: the end of each row's turn, which no walk leaves.
     """
+    # 1. one cycle from every row
+    where = tables.where
     rows = np.arange(len(end))
+    verified = np.minimum(sizes[:, None], tables.offered(shape, depth))
+    drafted_ms = tables.before_verification(shape, depth) + tables.verify[where, verified]
+    cycle_ms = np.where(sizes[:, None] > 0, drafted_ms, tables.plain_ms[where])
+    gained = trees.gained_tok(tables.path_ranks(shape, depth), sizes)
     following = np.minimum(rows + gained, end)
-    reached = np.tile(rows, (len(gained), 1))
+    # 2. so many of them
+    reached = np.tile(rows, (len(sizes), 1))
     spent_ms = np.zeros(cycle_ms.shape)
     for _ in range(cycles):
         going = reached < end

@@ -189,19 +189,14 @@ def token_texts(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
     tokenizer: Any = pair.tokenizer
     if tokenizer is None:
         return {token: f"#{token}" for token in ids}
-    special = set(tokenizer.all_special_ids)
     # some tokenizers drop a text's first space, so a plain token goes before
-    before = [token for token in tokenizer.encode("a") if token not in special][-1:]
+    before = tokenizer.encode("a", add_special_tokens=False)[-1:]
     head = tokenizer.decode(before)
     texts: dict[int, str] = {}
     for token in ids:
         text = tokenizer.decode([*before, token])
-        if token in special:
-            texts[token] = tokenizer.convert_ids_to_tokens(token)
-        elif text.startswith(head):
-            texts[token] = text[len(head) :]
-        else:
-            texts[token] = tokenizer.decode([token])
+        alone = token in tokenizer.all_special_ids or not text.startswith(head)
+        texts[token] = tokenizer.decode([token]) if alone else text[len(head) :]
     return texts
 
 
