@@ -63,7 +63,6 @@ class Snapshot:
 
     # index of the root among the new tokens
     position: int
-    context_tok: int
     # total_tokens, depth and k as drafted and verified
     tree: tuple[int, int, int]
     # of each drafted node: text, parent (-1 for the root), draft log-probability from the root
@@ -129,14 +128,6 @@ class Recording:
     costs: CostModel
     texts: dict[int, str]
     prompts: tuple[str, ...]
-
-    @property
-    def titles(self) -> list[str]:
-        """Display names of the turns."""
-        titles: list[str] = []
-        for suite, prompt in zip(self.trace.turns["suite"], self.prompts, strict=True):
-            titles.append(f"{len(titles) + 1}. {suite}: {' '.join(prompt.split())[:60]}")
-        return titles
 
     @property
     def top_ks(self) -> list[int]:
@@ -446,7 +437,6 @@ def _snapshot(
     spent_ms = (cycle.draft_ms, cycle.policy_ms, cycle.verify_ms, rest_ms)
     return Snapshot(
         position=position,
-        context_tok=cycle.context_tok,
         tree=(cycle.verify_nodes + 1, cycle.expansions, cycle.top_k),
         token=tokens,
         parent=tuple(parent.tolist()),

@@ -15,7 +15,7 @@ import functools
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import anywidget
@@ -151,10 +151,21 @@ class Viewer(anywidget.AnyWidget):
         self.message = ""
         self.prompt = ""
         super().__init__(**traits)
+        self.react(self.move, "cycle")
+        self.react(self.redraw, "width", "folded")
+
+    def react(self, action: Callable[[], None], *names: str) -> None:
+        """Call `action` when one of these traits is set outside `setting`."""
+
+        def reaction(change) -> None:
+            if not self._setting:
+                action()
+
+        self.observe(reaction, names)
 
     @contextlib.contextmanager
     def setting(self) -> Iterator[None]:
-        """Set traits in this block without their observers."""
+        """Set traits in this block without reactions."""
         self._setting = True
         try:
             yield
@@ -171,17 +182,8 @@ class Viewer(anywidget.AnyWidget):
         """Move `by` cycles; stays within the turn."""
         self.cycle += by
 
-    @traitlets.observe("cycle")
-    def _moved(self, change) -> None:
-        if not self._setting:
-            self.move()
-
-    @traitlets.observe("width", "folded")
-    def _resized(self, change) -> None:
-        self.redraw()
-
     def move(self) -> None:
-        """Called when another cycle is chosen."""
+        """Another cycle was chosen."""
         self.redraw()
 
     def drawn(self) -> list[tuple[Lane, int]]:
@@ -259,20 +261,23 @@ class Explorer(Viewer):
 
     def __init__(self, recording: Recording, policies: dict[str, Policy]):
         self.recording = recording
-        self.policies = {**policies}
+        self.policies = {name: checked_policy(policy) for name, policy in policies.items()}
         for name, policy in shipped_policies(recording).items():
             self.policies.setdefault(name, policy)
-        for policy in self.policies.values():
-            checked_policy(policy)
         self._problem = ""
         self.prices = f"Milliseconds are predicted with the costs {recording.costs.name}."
+        # of (turn, name of the policy), replayed once
         self._lanes: dict[tuple[int, str], Lane] = {}
         # this cycle with the sliders' tree
         self._changed: Snapshot | None = None
         # 1. what can be chosen
         names = [(name, name) for name in self.policies]
+        titles = []
+        suites = recording.trace.turns["suite"]
+        for number, (suite, prompt) in enumerate(zip(suites, recording.prompts, strict=True)):
+            titles.append((f"{number + 1}. {suite}: {' '.join(prompt.split())[:60]}", number))
         choices = {
-            "turn": [(title, number) for number, title in enumerate(recording.titles)],
+            "turn": titles,
             "policy": names,
             "other": [(NOBODY, NOBODY), *names],
             "top_k": [(str(top_k), top_k) for top_k in recording.top_ks],
@@ -280,6 +285,8 @@ class Explorer(Viewer):
         trace = recording.trace
         limits = {"total_tokens": (1, trace.most_nodes + 1), "depth": (0, trace.depth)}
         super().__init__(controls=EXPLORING, choices=choices, limits=limits)
+        self.react(self.choose, "turn", "policy", "other", "bound")
+        self.react(self.try_tree, "total_tokens", "depth", "top_k")
         # 2. what it begins with
         with self.setting():
             self.policy = next(iter(self.policies))
@@ -295,18 +302,8 @@ class Explorer(Viewer):
             raise SpecdecError(f"{name} is one of {values}, not {proposal['value']!r}.")
         return proposal["value"]
 
-    @traitlets.observe("turn", "policy", "other", "bound")
-    def _chosen(self, change) -> None:
-        if not self._setting:
-            self.choose()
-
-    @traitlets.observe("total_tokens", "depth", "top_k")
-    def _tree_chosen(self, change) -> None:
-        if not self._setting and self.shown:
-            self.try_tree()
-
     def choose(self) -> None:
-        """Called when another text or other policies are chosen."""
+        """Another text or other policies were chosen."""
         names = [self.policy]
         if self.other not in (NOBODY, self.policy):
             names.append(self.other)
@@ -325,7 +322,7 @@ class Explorer(Viewer):
         self.move()
 
     def lane(self, name: str) -> Lane:
-        """All cycles of a policy on the chosen text; each is replayed once."""
+        """All cycles of a policy on the chosen text."""
         key = (self.turn, name)
         if key not in self._lanes:
             if name == CLAIRVOYANT:
@@ -355,17 +352,17 @@ class Explorer(Viewer):
 
     def try_tree(self) -> None:
         """This cycle with the sliders' tree: its next tokens are exact, its time is predicted."""
+        if not self.shown:
+            return
         total = min(self.total_tokens, pool_size(self.depth, self.top_k) + 1)
         tree = TreeConfig(total, self.depth, self.top_k)
         lane, number = self.shown[0]
         drafted = lane.cycles[number]
         changed = snapshots.what_if(self.recording, self.turn, drafted.position, tree)
         self._changed = changed
-        self.message = (
-            f"What if {total} / {tree.depth} / {tree.top_k}: {changed.accepted_tok} accepted in "
-            f"place of {drafted.accepted_tok}, {changed.total_ms:.1f} ms in place of "
-            f"{drafted.total_ms:.1f}."
-        )
+        accepted = f"{changed.accepted_tok} accepted in place of {drafted.accepted_tok}"
+        spent = f"{changed.total_ms:.1f} ms in place of {drafted.total_ms:.1f}"
+        self.message = f"What if {total} / {tree.depth} / {tree.top_k}: {accepted}, {spent}."
         self.redraw()
 
     def drawn(self) -> list[tuple[Lane, int]]:
@@ -452,9 +449,8 @@ class Live(Viewer):
             engine, policy = opened(self.pair, prompt, policy, limit, **self.settings)
         except SpecdecError as error:
             return self._say(str(error))
-        self.result = Generation(
-            engine.tokens, engine.prompt_tok, finish_reason="unfinished", text=""
-        )
+        begun = dict(finish_reason="unfinished", text="")
+        self.result = Generation(engine.tokens, engine.prompt_tok, **begun)
         self.shown = [(Lane(self.policy, []), 0)]
         self.prompt = self.words
         # in a thread, so that the kernel can hear the stop button
@@ -478,10 +474,10 @@ class Live(Viewer):
         return self.result
 
     def _clicked(self, _, message: dict, buffers=None) -> None:
-        if message.get("do") == "start":
-            self.start()
-        elif message.get("do") == "stop":
-            self.stop()
+        """Handle a button of the page."""
+        actions = {"start": self.start, "stop": self.stop}
+        if message.get("do") in actions:
+            actions[message["do"]]()
 
     def _decode(self, engine, watched: Watched) -> None:
         """The whole turn, in its own thread."""

@@ -115,11 +115,8 @@ def wide(words: str, size: float = 11) -> float:
 
 def printable(text: str) -> str:
     """`text` with control characters, which XML forbids, replaced by a dot."""
-    result = ""
-    for character in text:
-        forbidden = unicodedata.category(character) in ("Cc", "Cs", "Cn")
-        result += "·" if forbidden else character
-    return result
+    forbidden = {char for char in text if unicodedata.category(char) in ("Cc", "Cs", "Cn")}
+    return text.translate({ord(char): "·" for char in forbidden})
 
 
 def readable(token: str) -> str:
@@ -151,8 +148,8 @@ def text_panel(lane: Lane, cycle: int, width: int = WIDTH) -> Panel:
         fill, border, ink = TEXT_LOOKS[kind]
         if fill or border:
             panel.rect(x, y - 14, reach - 1, 18, fill or PAPER, border or "none", kind=kind)
-        bold = kind == "accepted"
-        panel.text(x + 2, y, words, 12, ink, bold, struck=kind == "refused", kind=kind, on=kind)
+        look = dict(bold=kind == "accepted", struck=kind == "refused")
+        panel.text(x + 2, y, words, 12, ink, **look, kind=kind, on=kind)
         x += reach
         if "\n" in token:
             x = 4.0
@@ -224,11 +221,9 @@ def tree_panel(snapshot: Snapshot, folded: bool = False) -> Panel:
     for number, box in enumerate(boxes[1:], start=1):
         above = boxes[box.parent]
         end = begin[depth[box.parent]] + above.width + above.tag
+        stroke, weight = (ACCEPTED, 3) if box.kind in ("accepted", "bonus") else (LINE, 1)
         line = (end, middle[box.parent], begin[depth[number]], middle[number])
-        if box.kind in ("accepted", "bonus"):
-            panel.line(*line, stroke=ACCEPTED, weight=3)
-        else:
-            panel.line(*line)
+        panel.line(*line, stroke, weight)
     # 3. the boxes
     for box, level, y in zip(boxes, depth, middle, strict=True):
         _draw_box(panel, box, begin[level], y)
@@ -415,13 +410,9 @@ def time_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH, prices: st
         for index, cycle in enumerate(lane.cycles):
             tip = f"cycle {index + 1}: {cycle.kept_tok} tokens in {cycle.total_ms:.1f} ms"
             fill = WRITTEN if index < number else PAPER
-            weight = 0.5
-            if index == number:
-                fill = BONUS
-                weight = 1.6
+            look = (BONUS, INK, 1.6) if index == number else (fill, INK, 0.5)
             length = cycle.total_ms * (width - 8 - middle) / turn_ms
-            data = dict(tip=tip, kind="cycle", node=index)
-            panel.rect(x, y + 5, length, 12, fill, INK, weight, **data)
+            panel.rect(x, y + 5, length, 12, *look, tip=tip, kind="cycle", node=index)
             x += length
         y += 22
     # 4. the legend
@@ -439,12 +430,10 @@ def time_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH, prices: st
 def facts_of(lane: Lane, number: int) -> str:
     """One line: this cycle's tokens and time, and the average speed so far."""
     cycle = lane.cycles[number]
-    speed = f"{lane.tokens_per_s(number):.1f} tokens/s so far"
+    facts = f"{lane.name}, cycle {number + 1}/{len(lane.cycles)}: {cycle.accepted_tok} accepted in "
+    facts += f"{cycle.total_ms:.1f} ms · {lane.tokens_per_s(number):.1f} tokens/s so far"
     speedup = lane.speedup(number)
-    if speedup is not None:
-        speed += f", {speedup:.2f} x plain"
-    count = f"{lane.name}, cycle {number + 1}/{len(lane.cycles)}"
-    return f"{count}: {cycle.accepted_tok} accepted in {cycle.total_ms:.1f} ms · {speed}"
+    return facts if speedup is None else f"{facts}, {speedup:.2f} x plain"
 
 
 # 5. drawing
@@ -521,10 +510,12 @@ def figure(panels: Sequence[Panel], title: str = ""):
 def _write(axes, shape: dict) -> None:
     """A text of `figure`; a rejected token is struck out."""
     size = shape["font-size"]
-    look = dict(fontsize=0.75 * size, color=shape["fill"], va="baseline")
-    look |= dict(family="DejaVu Sans Mono", parse_math=False)
-    look["ha"] = "right" if shape.get("anchor") == "end" else "left"
-    look["weight"] = "bold" if shape["bold"] else "normal"
+    look = dict(fontsize=0.75 * size, color=shape["fill"], va="baseline", parse_math=False)
+    look |= dict(family="DejaVu Sans Mono", ha="left", weight="normal")
+    if shape.get("anchor") == "end":
+        look["ha"] = "right"
+    if shape["bold"]:
+        look["weight"] = "bold"
     axes.text(shape["x"], shape["y"], shape["words"], **look)
     if shape.get("struck"):
         end = shape["x"] + wide(shape["words"], size)

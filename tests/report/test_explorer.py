@@ -36,7 +36,7 @@ def boxes(panel, *kinds):
 
 
 def test_the_shipped_recording_is_whole(recording):
-    assert len(recording.titles) == 6
+    assert len(recording.prompts) == 6
     assert recording.top_ks == [2, 4, 10]
     tokens = {int(token) for token in recording.trace.trees(10).tokens.ravel()}
     assert tokens <= set(recording.texts)
