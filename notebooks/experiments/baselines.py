@@ -18,6 +18,7 @@ from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.evaluation.methods import DraftedBy
 from specdec.models.load import load_drafter, preset_drafter
+from specdec.models.pairs import KINDS, kind_and_source
 from specdec.policies.heuristics import CopyGate
 from specdec.replays.record import record
 from specdec.replays.replay import replay

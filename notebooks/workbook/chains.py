@@ -17,8 +17,7 @@ import pandas as pd
 
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
-from specdec.replays.columns import Column
-from specdec.replays.trace import NEVER, SCHEMA, Trace, numbered
+from specdec.replays.trace import NEVER, SCHEMA, Column, Trace, numbered
 
 SETS = ("gsm8k", "sharegpt", "cnn", "instructcoder")
 # Fitted by the data's authors on an H100, in seconds: fixed, per token in the forward, per cached

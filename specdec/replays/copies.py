@@ -19,8 +19,7 @@ from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
 from specdec.models.eagle_drafter import TreeBatch
 from specdec.models.ngrams import CopyOdds, Evidence, NgramConfig, NgramSession, fit_scale, outcomes
-from specdec.replays.columns import Column, Columns, keyed, stacked
-from specdec.replays.trace import NEVER, Trace
+from specdec.replays.trace import NEVER, Column, Columns, Trace, keyed, stacked_columns
 
 
 def tries_of(drafter: Drafter, tokens: Tensor, contexts: Tensor) -> list[Trie]:
@@ -99,13 +98,11 @@ def with_copies(trace: Trace, odds: CopyOdds, config: NgramConfig) -> Trace:
         tries = [session.copied(ids[:end]) for end in ends]
         part = keyed(trie_columns(tries, path[rows]))
         for top_k in top_ks:
-            trees = trace.trees(top_k)
-            arrays = (trees.scores, trees.tokens, trees.beams)
-            scores, tokens, beams = (torch.from_numpy(array[rows]) for array in arrays)
+            scores, tokens, beams = (torch.from_numpy(part[rows]) for part in trace.trees(top_k))
             batch = TreeBatch(scores, tokens, beams, scores, tokens)
             part.update(merged_columns(batch, tries, path[rows], top_k))
         parts.append(part)
-    columns = {column: stacked([part[column] for part in parts]) for column in parts[0]}
+    columns = stacked_columns(parts)
     for kind in ("context_tok", "text", "root_rank"):
         columns[Column(kind)] = trace.column(kind)
     # 2. a header of its own, without the family, whose trees hold no copies
@@ -139,6 +136,7 @@ def _scale(trace: Trace) -> float:
         return 1.0
     scores = trace.trees(min(widths)).scores
     ranks = trace.ranks[min(widths)][:, -1]
+    # the path's nodes, found by their ranks
     order = np.argsort(-scores, axis=1, kind="stable")
     right = np.zeros(scores.shape, dtype=bool)
     row, level = np.nonzero(ranks < scores.shape[1])

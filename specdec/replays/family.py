@@ -79,10 +79,9 @@ class Choosing:
         # 3. those that fit into the widest beam of this level
         fits = (ahead.sum(-1) <= self.family.most_at(self.level)) & real
         chosen = place.masked_fill(~fits, width).sort(dim=1, stable=True).indices
-        chosen = chosen[:, : int(fits.sum(1).max())]
+        self.beam = chosen[:, : int(fits.sum(1).max())]
         self.level += 1
-        self.beam = chosen
-        return chosen, ~fits.gather(1, chosen)
+        return self.beam, ~fits.gather(1, self.beam)
 
 
 def path_places(

@@ -21,15 +21,7 @@ from specdec.core.records import TURN, Rates
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_integer, door
 from specdec.replays import static_trees as trees
-from specdec.replays.static_trees import (
-    Beams,
-    CostTables,
-    Ints,
-    Shape,
-    path_ranks,
-    recorded,
-    within,
-)
+from specdec.replays.static_trees import Beams, CostTables, Ints, Shape
 from specdec.replays.trace import ROOT_CANDIDATES, Trace
 
 
@@ -75,10 +67,10 @@ def clairvoyant(
     (True, True)
     """
     everything = top_ks is None and depths is None and sizes is None and beams is None
-    shapes, depths = recorded(trace, top_ks, depths, beams)
+    shapes, depths = trees.recorded(trace, top_ks, depths, beams)
     tables = CostTables.of(trace, costs, shapes)
     # 1. for every position and accepted length, the cheapest answer that accepts so many tokens
-    best = _Cheapest(trace, tables, sizes)
+    best = _Cheapest(tables, sizes)
     if trace.forwards:
         best.allow_trees(shapes, depths)
         if everything:
@@ -86,142 +78,32 @@ def clairvoyant(
     if trace.copies and (everything or not trace.forwards):
         best.allow_copies()
     # 2. the shortest path from the first position of every turn to its end
-    value_ms, accepted = _least(trace, best.ms)
-    row, turn = _walk(trace, accepted)
-    answers = _answers(trace, shapes, best, row, turn, accepted[row])
+    value_ms, accepted_tok = _least(trace, best.ms)
+    answers, turn = _answers(trace, shapes, best, accepted_tok)
 
     # 3. sums per turn
-    def per_turn(column: ArrayLike) -> np.ndarray:
+    def summed(column: ArrayLike) -> np.ndarray:
         return np.bincount(turn, weights=column, minlength=len(trace.turns)).astype(int)
 
-    cycles = per_turn(np.ones(len(answers)))
-    cycle_tok = per_turn(answers["accepted_tok"] + 1)
-    turns = trees.turn_table(trace, tables, cycles, cycle_tok, value_ms)
-    turns["draft_calls"] = per_turn((answers["expansions"] + 1) * (answers["top_k"] > 0))
-    turns["verified_tok"] = per_turn(answers["verify_nodes"] + 1)
+    cycle_tok = summed(answers["accepted_tok"] + 1)
+    turns = tables.turns(summed(np.ones(len(turn))), cycle_tok, value_ms)
+    turns["draft_calls"] = summed((answers["expansions"] + 1) * (answers["top_k"] > 0))
+    turns["verified_tok"] = summed(answers["verify_nodes"] + 1)
     return Bound(turns, answers)
-
-
-def _answers(
-    trace: Trace,
-    shapes: list[Shape],
-    best: _Cheapest,
-    row: np.ndarray,
-    turn: np.ndarray,
-    accepted_tok: np.ndarray,
-) -> pd.DataFrame:
-    """`Bound.answers` of the cycles that start at these rows of these turns, int [cycles] each."""
-    chosen, expansions, verify_nodes = best.answer[row, accepted_tok].T.astype(int)
-    answers = trace.turns[TURN].iloc[turn].reset_index(drop=True)
-    answers["position"] = row - trace.turns["first"].to_numpy()[turn]
-    answers["expansions"] = expansions
-    answers["verify_nodes"] = verify_nodes
-    answers["top_k"] = np.array([0, *(top_k for top_k, _ in shapes)])[chosen]
-    texts = ["", *(trees.beam_text(beam) for _, beam in shapes)]
-    answers["beam"] = np.array(texts, dtype=object)[chosen]
-    answers["accepted_tok"] = accepted_tok.astype(int)
-    answers["time_ms"] = best.ms[row, accepted_tok]
-    return answers
-
-
-@door
-def kept_bound(
-    trace: Trace, costs: CostModel, cycles: int, total_tokens: Iterable[int], **shapes: Any
-) -> pd.DataFrame:
-    """The least time per turn (TURN, part, new_tok, time_ms) where a tree is kept for so many
-    `cycles`, as in Re-SpS. total_tokens: sizes to choose from, root included, 1 for a plain step.
-    shapes: top_ks, depths, beams of `static_grid`.
-    """
-    check_integer("cycles", cycles, 1)
-    sizes = np.array(within(total_tokens, 1, trace.most_nodes + 1, "total_tokens")) - 1
-    restrictions = (shapes.get(name) for name in ("top_ks", "depths", "beams"))
-    tried, depths = recorded(trace, *restrictions)
-    tables = CostTables.of(trace, costs, tried)
-    first = trace.turns["first"].to_numpy()
-    positions = trace.turns["positions"].to_numpy()
-    end = np.repeat(first + positions, positions)
-    # 1. where so many cycles with each tree lead from every row, and what they cost
-    walks = []
-    for shape in tried:
-        for depth in depths:
-            if depth <= trace.depth_of(*shape):
-                walks.append(_kept(trace, tables, shape, depth, sizes, end, cycles))
-    reached, spent_ms = (np.concatenate(arrays) for arrays in zip(*walks, strict=True))
-    # 2. the least time from every row, the last positions first
-    value_ms = np.zeros(len(end) + 1)
-    for position in range(positions.max() - 1, -1, -1):
-        row = first[positions > position] + position
-        ahead_ms = np.where(reached[:, row] < end[row], value_ms[reached[:, row]], 0.0)
-        value_ms[row] = (spent_ms[:, row] + ahead_ms).min(axis=0)
-    return trace.turns[[*TURN, "part"]].assign(new_tok=positions, time_ms=value_ms[first])
-
-
-def _kept(
-    trace: Trace,
-    tables: CostTables,
-    shape: Shape,
-    depth: int,
-    sizes: np.ndarray,
-    end: np.ndarray,
-    cycles: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Where so many cycles with one tree lead from every row, and their time: [sizes, R] each.
-
-    end [R]: the end of each row's turn, which no walk leaves.
-    """
-    # 1. one cycle from every row
-    where = tables.where
-    rows = np.arange(len(end))
-    offered = np.broadcast_to(trace.candidates(shape[0], depth, shape[1]), len(end))
-    verified = np.minimum(sizes[:, None], offered)
-    drafted_ms = tables.before_verification(trace, shape, depth) + tables.verify[where, verified]
-    cycle_ms = np.where(sizes[:, None] > 0, drafted_ms, tables.plain_ms[where])
-    gained = trees.gained_tok(path_ranks(trace, shape, depth), sizes)
-    following = np.minimum(rows + gained, end)
-    # 2. so many of them
-    reached = np.tile(rows, (len(sizes), 1))
-    spent_ms = np.zeros((len(sizes), len(end)))
-    for _ in range(cycles):
-        going = reached < end
-        row = np.minimum(reached, len(end) - 1)
-        spent_ms += np.where(going, np.take_along_axis(cycle_ms, row, axis=1), 0.0)
-        reached = np.where(going, np.take_along_axis(following, row, axis=1), reached)
-    return reached, spent_ms
-
-
-def headroom(policy_ms_per_tok: ArrayLike, tuned: ArrayLike, clairvoyant: ArrayLike) -> Any:
-    """Share of the gap in speed from the tuned tree (0) to the bound (1) that a policy closes.
-
-    All in ms per token, numbers or arrays. NaN if there is no gap.
-
-    >>> round(headroom(8.0, tuned=10.0, clairvoyant=5.0), 3)
-    0.25
-    """
-    times = (policy_ms_per_tok, tuned, clairvoyant)
-    policy, static, least = np.broadcast_arrays(*(np.asarray(time, float) for time in times))
-    possible = (least > 0) & (least <= np.minimum(static, policy) * (1 + 1e-9))
-    if not np.isfinite([policy, static, least]).all() or not possible.all():
-        raise SpecdecError("times must be positive and none below the clairvoyant bound.")
-    gap = 1 / least - 1 / static
-    open_gap = gap > 1e-12 / static
-    share = np.where(open_gap, (1 / policy - 1 / static) / np.where(open_gap, gap, 1), np.nan)
-    return float(share) if share.ndim == 0 else share
 
 
 class _Cheapest:
     """Least cost `ms` [R, D + 2] of accepting exactly a tokens, and the `answer` that achieves it,
-    int16 [R, D + 2, 3].
-
-    An answer is the number of its (k, beam) among the shapes, from 1 (0: none), then n and V.
+    int16 [R, D + 2, 3]: number of its (k, beam) among the shapes, from 1 (0: none), then n and V.
     """
 
-    def __init__(self, trace: Trace, tables: CostTables, sizes: Ints):
-        self.trace = trace
+    def __init__(self, tables: CostTables, sizes: Ints):
+        self.trace = trace = tables.trace
         self.tables = tables
         most = trace.most_nodes
         allowed = np.arange(most + 1)
         if sizes is not None:
-            allowed = np.array(within(sizes, 0, most, "sizes"))
+            allowed = np.array(trees.within(sizes, 0, most, "sizes"))
         # [most_nodes + 2]: the smallest allowed size from v on; most_nodes + 1 if there is none
         self.next_size = np.append(allowed, most + 1)[np.searchsorted(allowed, np.arange(most + 2))]
         self.ms = np.full((len(tables.where), trace.depth + 2), np.inf)
@@ -237,7 +119,7 @@ class _Cheapest:
         self.answer[row, tokens + first] = np.stack(chosen, axis=-1)
 
     def put_smallest(
-        self, ranks: np.ndarray, offered: Any, draft_ms: np.ndarray, number: int, depth: int
+        self, ranks: np.ndarray, offered: np.ndarray, draft_ms: np.ndarray, number: int, depth: int
     ) -> None:
         """Of the trees in which the path has `ranks` [R, A - 1], use the smallest allowed one for
         every accepted length: verification never gets cheaper with more nodes.
@@ -246,7 +128,7 @@ class _Cheapest:
         where = self.tables.where
         size = self.next_size[np.pad(ranks, ((0, 0), (1, 0)), constant_values=-1) + 1]
         below = np.pad(ranks, ((0, 0), (0, 1)), constant_values=most)
-        nodes = np.minimum(size, np.minimum(most, np.broadcast_to(offered, len(where))[:, None]))
+        nodes = np.minimum(size, np.minimum(most, offered[:, None]))
         cost_ms = draft_ms[:, None] + self.tables.verify[where[:, None], nodes]
         self.put(np.where(size <= below, cost_ms, np.inf), nodes, number, depth)
 
@@ -254,9 +136,9 @@ class _Cheapest:
         """Every requested and recorded tree."""
         for number, shape in enumerate(shapes, 1):
             for depth in [depth for depth in depths if depth <= self.trace.depth_of(*shape)]:
-                offered = self.trace.candidates(shape[0], depth, shape[1])
-                draft_ms = self.tables.draft[shape][self.tables.where, depth]
-                ranks = path_ranks(self.trace, shape, depth)
+                offered = self.tables.offered(shape, depth)
+                draft_ms = self.tables.before_verification(shape, depth)
+                ranks = self.tables.path_ranks(shape, depth)
                 self.put_smallest(ranks, offered, draft_ms, number, depth)
 
     def allow_plain_and_flat(self, shapes: list[Shape]) -> None:
@@ -297,8 +179,11 @@ def _least(trace: Trace, cost_ms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return value_ms[:, 0], accepted
 
 
-def _walk(trace: Trace, accepted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and turns of the cycles, each starting where the previous one ended, int [cycles]."""
+def _answers(
+    trace: Trace, shapes: list[Shape], best: _Cheapest, accepted: np.ndarray
+) -> tuple[pd.DataFrame, np.ndarray]:
+    """`Bound.answers` and the number of each one's turn. accepted [R]: the best in every row."""
+    # 1. the rows where cycles start, each where the previous one ended
     rows = []
     turns = []
     for number, turn in enumerate(trace.turns.itertuples()):
@@ -307,4 +192,93 @@ def _walk(trace: Trace, accepted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             rows.append(row)
             turns.append(number)
             row += accepted[row] + 1
-    return np.array(rows), np.array(turns)
+    # 2. the answers there
+    accepted_tok = accepted[rows]
+    chosen, expansions, verify_nodes = best.answer[rows, accepted_tok].T.astype(int)
+    answers = trace.turns[TURN].iloc[turns].reset_index(drop=True)
+    answers["position"] = np.array(rows) - trace.turns["first"].to_numpy()[turns]
+    answers["expansions"] = expansions
+    answers["verify_nodes"] = verify_nodes
+    answers["top_k"] = np.array([0, *(top_k for top_k, _ in shapes)])[chosen]
+    texts = ["", *(trees.beam_text(beam) for _, beam in shapes)]
+    answers["beam"] = np.array(texts, dtype=object)[chosen]
+    answers["accepted_tok"] = accepted_tok.astype(int)
+    answers["time_ms"] = best.ms[rows, accepted_tok]
+    return answers, np.array(turns)
+
+
+@door
+def kept_bound(
+    trace: Trace, costs: CostModel, cycles: int, total_tokens: Iterable[int], **shapes: Any
+) -> pd.DataFrame:
+    """The least time per turn (TURN, part, new_tok, time_ms) where a tree is kept for so many
+    `cycles`, as in Re-SpS. total_tokens: sizes to choose from, root included, 1 for a plain step.
+    shapes: top_ks, depths, beams of `static_grid`.
+    """
+    check_integer("cycles", cycles, 1)
+    sizes = np.array(trees.within(total_tokens, 1, trace.most_nodes + 1, "total_tokens")) - 1
+    restrictions = (shapes.get(name) for name in ("top_ks", "depths", "beams"))
+    tried, depths = trees.recorded(trace, *restrictions)
+    tables = CostTables.of(trace, costs, tried)
+    first = trace.turns["first"].to_numpy()
+    positions = trace.turns["positions"].to_numpy()
+    end = np.repeat(first + positions, positions)
+    # 1. where so many cycles with each tree lead from every row, and what they cost
+    walks = []
+    for shape in tried:
+        for depth in depths:
+            if depth <= trace.depth_of(*shape):
+                walks.append(_kept(tables, shape, depth, sizes, cycles, end))
+    reached, spent_ms = (np.concatenate(arrays) for arrays in zip(*walks, strict=True))
+    # 2. the least time from every row, the last positions first
+    value_ms = np.zeros(len(end) + 1)
+    for position in range(positions.max() - 1, -1, -1):
+        row = first[positions > position] + position
+        ahead_ms = np.where(reached[:, row] < end[row], value_ms[reached[:, row]], 0.0)
+        value_ms[row] = (spent_ms[:, row] + ahead_ms).min(axis=0)
+    return trace.turns[[*TURN, "part"]].assign(new_tok=positions, time_ms=value_ms[first])
+
+
+def _kept(
+    tables: CostTables, shape: Shape, depth: int, sizes: np.ndarray, cycles: int, end: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where so many cycles with one tree lead from every row, and their time: [sizes, R] each.
+
+    end [R]: the end of each row's turn, which no walk leaves.
+    """
+    # 1. one cycle from every row
+    where = tables.where
+    rows = np.arange(len(end))
+    verified = np.minimum(sizes[:, None], tables.offered(shape, depth))
+    drafted_ms = tables.before_verification(shape, depth) + tables.verify[where, verified]
+    cycle_ms = np.where(sizes[:, None] > 0, drafted_ms, tables.plain_ms[where])
+    gained = trees.gained_tok(tables.path_ranks(shape, depth), sizes)
+    following = np.minimum(rows + gained, end)
+    # 2. so many of them
+    reached = np.tile(rows, (len(sizes), 1))
+    spent_ms = np.zeros(cycle_ms.shape)
+    for _ in range(cycles):
+        going = reached < end
+        row = np.minimum(reached, len(end) - 1)
+        spent_ms += np.where(going, np.take_along_axis(cycle_ms, row, axis=1), 0.0)
+        reached = np.where(going, np.take_along_axis(following, row, axis=1), reached)
+    return reached, spent_ms
+
+
+def headroom(policy_ms_per_tok: ArrayLike, tuned: ArrayLike, clairvoyant: ArrayLike) -> Any:
+    """Share of the gap in speed from the tuned tree (0) to the bound (1) that a policy closes.
+
+    All in ms per token, numbers or arrays. NaN if there is no gap.
+
+    >>> round(headroom(8.0, tuned=10.0, clairvoyant=5.0), 3)
+    0.25
+    """
+    times = (policy_ms_per_tok, tuned, clairvoyant)
+    policy, static, least = np.broadcast_arrays(*(np.asarray(time, float) for time in times))
+    possible = (least > 0) & (least <= np.minimum(static, policy) * (1 + 1e-9))
+    if not np.isfinite([policy, static, least]).all() or not possible.all():
+        raise SpecdecError("times must be positive and none below the clairvoyant bound.")
+    gap = 1 / least - 1 / static
+    open_gap = gap > 1e-12 / static
+    share = np.where(open_gap, (1 / policy - 1 / static) / np.where(open_gap, gap, 1), np.nan)
+    return float(share) if share.ndim == 0 else share

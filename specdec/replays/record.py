@@ -26,7 +26,7 @@ from specdec import runs
 from specdec.core.decode import ROWS, drive, plain_steps
 from specdec.core.pair import Pair
 from specdec.core.protocols import Drafter, Forward
-from specdec.core.tree import DraftTree, GrowingTree, Trie
+from specdec.core.tree import DraftTree, GrowingTree
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.core.verification import acceptance_distribution
 from specdec.data.suites import PARTS, Prompt, conversation, describe_items, gather, openings, split
@@ -36,10 +36,17 @@ from specdec.models.eagle_drafter import TreeBatch
 from specdec.models.pairs import describe_pair
 from specdec.parallel import checked_place, parallel
 from specdec.replays import trace
-from specdec.replays.columns import Column, read_columns, stacked, write_columns
 from specdec.replays.copies import merged_columns, trie_columns, tries_of
 from specdec.replays.family import Choosing, Family, path_places
-from specdec.replays.trace import NEVER, ROOT_CANDIDATES, Trace
+from specdec.replays.trace import (
+    NEVER,
+    ROOT_CANDIDATES,
+    Column,
+    Trace,
+    read_columns,
+    stacked_columns,
+    write_columns,
+)
 
 SPLIT = "split"
 TABLES = ("positions", "trees", "family", "lengths")
@@ -48,7 +55,7 @@ NODES_AT_ONCE = 40_000  # candidates grown in one batch: limits memory
 ROOTS_AT_ONCE = 24  # of a family, whose candidates of a level are all compared with each other
 RADAR_CALLS, RADAR_NODES, RADAR_TOP_K = 8, 59, 10  # the trees of RADAR's training distributions
 USUAL_LENGTHS = 16  # they take 1.6 times as long as everything else recorded of a turn of 64 tokens
-Arrays = dict[Any, np.ndarray]
+Arrays = dict[Any, np.ndarray]  # by Column or its kind
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ class RecordConfig:
     # store the target's features and the drafter's states, in half precision
     features: bool = True
     # positions per turn with RADAR's exact distributions
-    acceptance_distributions: int = 0
+    lengths: int = 0
     # prompts per suite, over all parts
     limit: int | None = None
     # prompts per suite in part "train", if policies should learn from more
@@ -83,9 +90,8 @@ class RecordConfig:
     name: str = "record"  # of the run
     scale: str = "laptop"
     progress: bool = True
-    # run elsewhere: local, ray or ray://host:port (`parallel`)
+    # run elsewhere: local, ray or ray://host:port (`parallel`), so many tasks at once
     on: str | None = None
-    # the most tasks at once there
     jobs: int | None = None
 
     @property
@@ -96,17 +102,11 @@ class RecordConfig:
     @property
     def recorded(self) -> dict[str, Any]:
         """The settings that the numbers depend on, under their names in files."""
-        recorded = {
-            "max_new_tokens": self.max_new_tokens,
-            "depth": self.depth,
-            "most_nodes": self.most_nodes,
-            "seed": self.seed,
-            "features": self.features,
-            "temperature": float(self.temperature),
-            "top_ks": self.widths,
-            "trees": tuple(sorted(self.trees)),
-            "lengths": self.acceptance_distributions,
-        }
+        names = ("max_new_tokens", "depth", "most_nodes", "seed", "features", "lengths")
+        recorded = {name: getattr(self, name) for name in names}
+        recorded["temperature"] = float(self.temperature)
+        recorded["top_ks"] = self.widths
+        recorded["trees"] = tuple(sorted(self.trees))
         if self.family:
             recorded["family"] = tuple(self.family)
         return recorded
@@ -119,8 +119,7 @@ def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **setti
     a finished one.
 
     prompts: as in `evaluate`; named suites are split into train, tune and test. Or a Trace: its
-    prompts (of named suites) are recorded again. settings: fields of RecordConfig by name
-    (`lengths` means acceptance_distributions).
+    prompts (of named suites) are recorded again. settings: fields of RecordConfig by name.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -130,7 +129,7 @@ def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **setti
     ((2, 3), 3, True)
     """
     # 1. settings and prompts, all checked before anything is decoded
-    config = record_config(config, settings)
+    config = runs.configured(config, RecordConfig, settings)
     check(pair, config)
     parted = parted_items(prompts, config)
     items = [item for _, item in parted]
@@ -160,14 +159,6 @@ def _record_elsewhere(
     Recorder(load.load_again(**source), config).write_all(jobs, run)
 
 
-def record_config(config: RecordConfig | None, settings: dict[str, Any]) -> RecordConfig:
-    """`config` with `settings` by name, including the short name `lengths`."""
-    fields = dict(settings)
-    if "lengths" in fields:
-        fields["acceptance_distributions"] = fields.pop("lengths")
-    return runs.configured(config, RecordConfig, fields)
-
-
 def settings_of(recorded: Trace) -> dict[str, Any]:
     """The settings of `record` that would record the same trees of the same lengths again."""
     names = ("max_new_tokens", "depth", "top_ks", "trees", "family", "most_nodes", "seed")
@@ -179,7 +170,7 @@ def settings_of(recorded: Trace) -> dict[str, Any]:
 
 def check(pair: Pair, config: RecordConfig) -> None:
     """Refuse what cannot be recorded."""
-    # 1. the settings alone
+    # 1. numbers and names
     for top_k in config.widths or (0,):
         check_integer("top_k", top_k, 1)
         TreeConfig(1, config.depth, top_k)  # refuses trees too large for memory
@@ -187,25 +178,22 @@ def check(pair: Pair, config: RecordConfig) -> None:
     check_integer("most_nodes", config.most_nodes, 1)
     assert config.most_nodes < NEVER, "ranks are below NEVER"
     check_name("part", config.part, (*PARTS, SPLIT))
-    radars = RADAR_TOP_K in config.widths and config.depth >= RADAR_CALLS - 1
-    if config.acceptance_distributions and not radars:
-        raise SpecdecError("RADAR's distributions need top_k=10 and depth >= 7; or pass lengths=0.")
-    if config.family and (len(config.family) < 2 or min(config.family) < 1):
-        why = "family is the most children and, per level, nodes expanded"
-        raise SpecdecError(f"{why}, such as (6, 6, 4, 2, 1); got {config.family!r}.")
-    # 2. the drafter
+    # 2. settings that do not fit together, or that the drafter cannot follow
     drafter = pair.drafter
-    if drafter is None:
-        why = "this pair has no drafter to record"
-        raise SpecdecError(f"{why}; load one with load_pair(target=..., drafter=...).")
-    levels = drafter.copied_levels
+    levels = drafter.copied_levels if drafter else 0
+    deepest = drafter.deepest if drafter else None
     why = ""
-    if drafter.deepest is not None and config.depth > drafter.deepest:
-        deepest = drafter.deepest
+    if config.lengths and not _has_radars_trees(config.widths, config.depth):
+        why = "RADAR's distributions need top_k=10 and depth >= 7; or pass lengths=0"
+    elif config.family and (len(config.family) < 2 or min(config.family) < 1):
+        why = "family is the most children and, per level, nodes expanded, such as (6, 6, 4, 2, 1)"
+    elif drafter is None:
+        why = "this pair has no drafter to record; load one with load_pair(target=..., drafter=...)"
+    elif deepest is not None and config.depth > deepest:
         why = f"this drafter drafts no deeper than depth {deepest}; record it with depth={deepest}"
     elif drafter.extra_rows:
         why = "lookahead's n-grams depend on the cycles that went before; measure it live"
-    elif levels and config.acceptance_distributions:
+    elif levels and config.lengths:
         why = "RADAR's distributions are of drafters that copy nothing; load the drafter alone"
     elif config.depth + 1 < levels:
         why = f"copies of {levels} tokens need a recording of depth {levels - 1} at least"
@@ -215,17 +203,14 @@ def check(pair: Pair, config: RecordConfig) -> None:
         raise SpecdecError(f"{why}.")
 
 
+def _has_radars_trees(widths: Iterable[int], depth: int) -> bool:
+    return RADAR_TOP_K in widths and depth >= RADAR_CALLS - 1
+
+
 def usual_lengths(pair: Pair, widths: Iterable[int], depth: int) -> int:
     """Default number of positions per turn with RADAR's distributions; 0 if they do not apply."""
-    radars = RADAR_TOP_K in widths and depth >= RADAR_CALLS - 1
-    return USUAL_LENGTHS if radars and not copies_of(pair.drafter) else 0
-
-
-def copies_of(drafter: Drafter | None) -> dict[str, Any]:
-    """The entries of a recording's header for a drafter that copies; {} for other drafters."""
-    if drafter is None or not drafter.copied_levels:
-        return {}
-    return {"copies": {"levels": drafter.copied_levels, "forwards": drafter.forwards}}
+    copies = pair.drafter is not None and pair.drafter.copied_levels
+    return 0 if copies or not _has_radars_trees(widths, depth) else USUAL_LENGTHS
 
 
 def parted_items(prompts: Any, config: RecordConfig) -> list[tuple[str, Prompt]]:
@@ -252,8 +237,7 @@ def parted_items(prompts: Any, config: RecordConfig) -> list[tuple[str, Prompt]]
         count = config.train_limit if part == "train" else None
         if count is None and config.limit is not None:
             count = max(1, round(config.limit * SHARES[part]))
-        for item in gather(names, limit=count, part=part, **options):
-            parted.append((part, item))
+        parted += [(part, item) for item in gather(names, limit=count, part=part, **options)]
     return parted
 
 
@@ -302,8 +286,7 @@ class Recorder:
         # 3. the shards; that of turns is the last, as it marks the prompt as done
         for table, parts in tables.items():
             if parts and parts[0]:
-                columns = {name: stacked([part[name] for part in parts]) for name in parts[0]}
-                write_columns(run.shards(table).path(number), columns)
+                write_columns(run.shards(table).path(number), stacked_columns(parts))
         run.shards("turns").write(number, pd.DataFrame(turns))
 
     def continuing(self, prompt: list[int]) -> Generator[Forward, Any, tuple[list[int], int]]:
@@ -324,25 +307,22 @@ class Recorder:
         tables: dict[str, Arrays] = {name: {} for name in TABLES}
         columns = tables["positions"]
         # 1. the positions and what follows each in the text
-        tokens = torch.tensor(ids, device=self.pair.target.device)
+        target = self.pair.target
+        tokens = torch.tensor(ids, device=target.device)
         contexts = prompt_tok + torch.arange(kept_tok - 1, device=tokens.device)
-        following = torch.arange(config.depth + 2, device=tokens.device)
-        text = tokens[contexts[:, None] + following]
+        text = tokens[contexts[:, None] + torch.arange(config.depth + 2, device=tokens.device)]
         path = text[:, 1:]
         columns["context_tok"] = contexts.int().cpu().numpy()
         columns["text"] = text.int().cpu().numpy()
-        tries: list[Trie] = []
-        if whole.copied_levels:
-            tries = tries_of(whole, tokens, contexts)
+        tries = tries_of(whole, tokens, contexts) if whole.copied_levels else []
+        if tries:
             columns.update(trie_columns(tries, path))
         if not whole.forwards:
             return tables
         # 2. one forward over the text gives the target's features at all positions
-        target = self.pair.target
         with self.pair.inference():
             cache = target.new_cache(len(ids) + pool_size(RADAR_CALLS - 1, RADAR_TOP_K))
-            last_only = not config.acceptance_distributions
-            features = target.forward(tokens, cache, last_only=last_only).features
+            features = target.forward(tokens, cache, last_only=not config.lengths).features
             make: Any = partial(SequentialDrafter, self.drafter)
             if self.batched:
                 make = self.drafter.batched
@@ -363,15 +343,14 @@ class Recorder:
             columns.update(_roots(roots, path[:, 0]))
             # 4. what is stored if asked for: a family, states, RADAR's distributions
             if config.family:
-                family = Family(config.family[0], tuple(config.family[1:]))
-                tables["family"] = _family(drafter, contexts, path, family)
+                tables["family"] = _family(drafter, contexts, path, config.family)
             if config.features and features is not None:
                 columns["features"] = features[contexts - 1].half().cpu().numpy()
                 if self.batched:
                     columns["draft_state"] = drafter.states[contexts - 1].half().cpu().numpy()
-            if config.acceptance_distributions:
-                count = min(config.acceptance_distributions, len(contexts))
+            if config.lengths:
                 # spread over the turn
+                count = min(config.lengths, len(contexts))
                 rows = np.unique(np.linspace(0, len(contexts) - 1, count).astype(np.int64))
                 chances = radar_distributions(target, cache, tokens, contexts, roots, rows)
                 tables["lengths"] = {"row": rows, "distribution": chances}
@@ -403,12 +382,13 @@ def _tree_columns(batch: TreeBatch, top_k: int) -> Arrays:
     }
 
 
-def _family(drafter: Any, contexts: Tensor, path: Tensor, family: Family) -> Arrays:
+def _family(drafter: Any, contexts: Tensor, path: Tensor, widths: tuple[int, ...]) -> Arrays:
     """The columns of all trees of a family, for each context."""
+    family = Family(widths[0], tuple(widths[1:]))
     parts: list[Arrays] = []
     for rows in torch.split(torch.arange(len(contexts), device=contexts.device), ROOTS_AT_ONCE):
-        depth = path.shape[1] - 1
-        trees = drafter.grow_chosen(contexts[rows], family.top_k, depth, Choosing(family))
+        choosing = Choosing(family)
+        trees = drafter.grow_chosen(contexts[rows], family.top_k, path.shape[1] - 1, choosing)
         columns: Arrays = {}
         for level, scores in enumerate(trees.scores):
             columns[Column("family_scores", level=level)] = scores.float().cpu().numpy()
@@ -419,7 +399,7 @@ def _family(drafter: Any, contexts: Tensor, path: Tensor, family: Family) -> Arr
         places = path_places(tokens, beams, path[rows].cpu().numpy(), family.top_k)
         columns[Column("family_path")] = places.astype(np.int16)
         parts.append(columns)
-    return {column: stacked([part[column] for part in parts]) for column in parts[0]}
+    return stacked_columns(parts)
 
 
 def _roots(batch: TreeBatch, following: Tensor) -> dict[str, np.ndarray]:
@@ -440,15 +420,13 @@ def _finish(run: runs.Run, config: RecordConfig, identity: dict[str, Any], pair:
     files = ["turns.parquet"]
     # 2. the distributions in one file
     first = turns.groupby("piece")["first"].min()
-    rows = []
-    chances = []
+    parts = []
     for piece in run.shards("lengths").done():
         columns = read_columns(run.shards("lengths").path(piece))
-        rows.append(columns[Column("row")] + first[piece])
-        chances.append(columns[Column("distribution")])
-    if rows:
-        lengths = {"row": np.concatenate(rows), "distribution": np.concatenate(chances)}
-        write_columns(run.path("lengths.parquet"), lengths)
+        columns[Column("row")] = columns[Column("row")] + first[piece]
+        parts.append(columns)
+    if parts:
+        write_columns(run.path("lengths.parquet"), stacked_columns(parts))
         files.append("lengths.parquet")
     # 3. the columns of each table
     tables: dict[str, list[dict[str, Any]]] = {}
@@ -469,8 +447,10 @@ def _finish(run: runs.Run, config: RecordConfig, identity: dict[str, Any], pair:
         **config.recorded,
         "position_limit": pair.target.position_limit,
         "columns": tables,
-        **copies_of(pair.drafter),
     }
+    drafter: Any = pair.drafter
+    if drafter.copied_levels:
+        header["copies"] = {"levels": drafter.copied_levels, "forwards": drafter.forwards}
     runs.write_json(run.path("trace.json"), header, files)
     run.finish(positions=int(turns["positions"].sum()), turns=len(turns))
 
@@ -544,15 +524,14 @@ def _radar_trees(root: Tensor, batch: TreeBatch, row: int) -> tuple[DraftTree, l
     """The pool after 7 expansions as a tree, and the nodes of each tree after 2 to 8 calls."""
     device = root.device
     children = RADAR_TOP_K
-    count = 1 + pool_size(RADAR_CALLS - 1, children)
-    scores = batch.scores[row, : count - 1]
-    token = batch.tokens[row, : count - 1]
+    count = pool_size(RADAR_CALLS - 1, children)
+    scores = batch.scores[row, :count]
     # 1. parents and depths, level by level
     beams = batch.beams[row, : RADAR_CALLS - 1].cpu().numpy()
     parent = torch.from_numpy(trace.parents(beams, children)).to(device)
     levels = torch.arange(2, RADAR_CALLS + 1).repeat_interleave(children**2)
     depth = torch.cat((torch.tensor([0] + [1] * children), levels)).to(device)
-    tokens = torch.cat((root[None], token))
+    tokens = torch.cat((root[None], batch.tokens[row, :count]))
     cumulative = torch.cat((scores.new_zeros(1), scores))
     pool = DraftTree(tokens, parent, depth, cumulative, RADAR_CALLS)
     # 2. the best nodes after every number of expansions
@@ -560,7 +539,7 @@ def _radar_trees(root: Tensor, batch: TreeBatch, row: int) -> tuple[DraftTree, l
     for expansions in range(1, RADAR_CALLS):
         offered = scores[: pool_size(expansions, children)]
         best = offered.sort(descending=True, stable=True).indices[:RADAR_NODES]
-        keep = torch.zeros(count, dtype=torch.bool, device=device)
+        keep = torch.zeros(1 + count, dtype=torch.bool, device=device)
         keep[0] = True
         keep[best + 1] = True
         keeps.append(keep)

@@ -54,14 +54,9 @@ class ReplayClock(Clock):
         self.policy_ms += self.question_ms
 
     def stop(self) -> dict[str, float]:
-        return {
-            "draft_ms": self.draft_ms,
-            "policy_ms": self.policy_ms,
-            "verify_ms": self.verify_ms,
-            "commit_ms": 0.0,
-            "host_ms": self.rest_ms,
-            "total_ms": self.draft_ms + self.policy_ms + self.verify_ms + self.rest_ms,
-        }
+        times = {"draft_ms": self.draft_ms, "policy_ms": self.policy_ms}
+        times |= {"verify_ms": self.verify_ms, "commit_ms": 0.0, "host_ms": self.rest_ms}
+        return {**times, "total_ms": sum(times.values())}
 
 
 class ReplayEngine:
@@ -83,7 +78,8 @@ class ReplayEngine:
         self.extra_rows = 0
         self._turns = trace.turns[["first", "positions", "prompt_tok"]].to_numpy().tolist()
         self._verify, self._verify_per_tok = costs.lookup(trace.most_nodes)
-        self._plan: Plan | None = None
+        # before the first cycle: a plain step
+        self._plan: Plan = TreeConfig(1, 0, 1)
         self._looked_up: dict[Plan, tuple[np.ndarray, Any]] = {}
 
     def open(self, turn: int) -> None:
@@ -110,9 +106,9 @@ class ReplayEngine:
         # policies mostly answer with the same object, whose look-ups are done
         if plan is not self._plan:
             self._look_up(plan)
-        self.level = 0
+        self.level = -1
         self._context_tok = self.context_tok
-        self._charge_draft()
+        self.expand()
 
     def _look_up(self, plan: Plan) -> None:
         """The ranks and times of a plan's trees; SpecdecError for one that was not recorded."""
@@ -143,9 +139,6 @@ class ReplayEngine:
 
     def expand(self) -> None:
         self.level += 1
-        self._charge_draft()
-
-    def _charge_draft(self) -> None:
         base, per_tok = self._draft
         self.clock.draft_ms += base[self.level] + per_tok[self.level] * self._context_tok
 
@@ -178,7 +171,7 @@ class ReplayEngine:
 
     @property
     def candidates(self) -> int:
-        if self._plan is None or not self._plan.verify_nodes:
+        if not self._plan.verify_nodes:
             return 0
         if self._copied:
             return int(self.trace.copied[self.row])
@@ -186,16 +179,7 @@ class ReplayEngine:
             return self._flat_nodes
         if self.trace.copies:
             return int(self.trace.column("candidates", self._top_k)[self.row, self.level])
-        return self._drafted(self.level)
-
-    def _drafted(self, level: int) -> int:
-        assert self._plan is not None, "a cycle begins with its root"
-        return pool_size(level, self._top_k, self._plan.beam)
-
-    def _scores(self, first: int) -> torch.Tensor:
-        assert self._plan is not None, "a cycle begins with its root"
-        scores = self.trace.column("scores", self._top_k, self._plan.beam)[self.row]
-        return torch.from_numpy(np.asarray(scores[first : self._drafted(self.level)]))
+        return pool_size(self.level, self._top_k, self._plan.beam)
 
     @property
     def scores(self) -> torch.Tensor:
@@ -203,7 +187,13 @@ class ReplayEngine:
 
     @property
     def newest_scores(self) -> torch.Tensor:
-        return self._scores(0 if self.level == 0 else self._drafted(self.level - 1))
+        first = self.level and pool_size(self.level - 1, self._top_k, self._plan.beam)
+        return self._scores(first)
+
+    def _scores(self, first: int) -> torch.Tensor:
+        scores = self.trace.column("scores", self._top_k, self._plan.beam)[self.row]
+        end = pool_size(self.level, self._top_k, self._plan.beam)
+        return torch.from_numpy(np.asarray(scores[first:end]))
 
     @property
     def copied_scores(self) -> np.ndarray:

@@ -12,16 +12,15 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from specdec import runs
 from specdec.core.cycle import run_cycle
 from specdec.core.pair import Pair
 from specdec.core.policy import Chain, Policy, Static
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
-from specdec.core.tree_config import Plan, TreeConfig, pool_size
+from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.data.suites import SUITES, gather
 from specdec.errors import SpecdecError
@@ -30,7 +29,7 @@ from specdec.policies.value import ValuePolicy
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.replay import ReplayEngine
 from specdec.replays.static_trees import beam_of, beam_text
-from specdec.replays.trace import Trace, open_trace, parents, save_trace
+from specdec.replays.trace import Trace, open_trace, parents
 from specdec.stored import TextsFile, read_json
 
 SCHEMA = 1
@@ -64,7 +63,6 @@ class Snapshot:
 
     # index of the root among the new tokens
     position: int
-    context_tok: int
     # total_tokens, depth and k as drafted and verified
     tree: tuple[int, int, int]
     # of each drafted node: text, parent (-1 for the root), draft log-probability from the root
@@ -132,38 +130,12 @@ class Recording:
     prompts: tuple[str, ...]
 
     @property
-    def name(self) -> str:
-        return str(self.trace.header["pair"])
-
-    @property
-    def titles(self) -> list[str]:
-        """Display names of the turns."""
-        titles: list[str] = []
-        for suite, prompt in zip(self.trace.turns["suite"], self.prompts, strict=True):
-            titles.append(f"{len(titles) + 1}. {suite}: {' '.join(prompt.split())[:60]}")
-        return titles
-
-    @property
     def top_ks(self) -> list[int]:
         """Widths whose whole trees were recorded, so that they can be drawn."""
         return sorted(self.trace.header["trees"])
 
     def text(self, token: int) -> str:
         return self.texts.get(int(token), f"#{int(token)}")
-
-    def tokens(self, turn: int) -> list[str]:
-        """The token texts of a turn."""
-        row = self.trace.turns.iloc[turn]
-        rows = self.trace.text[int(row["first"]) : int(row["first"] + row["positions"])]
-        return [self.text(token) for token in (*rows[:, 0], rows[-1, 1])]
-
-    def save(self, folder: Path) -> Path:
-        """Write everything into `folder`, for `open_recording`."""
-        save_trace(self.trace, folder)
-        self.costs.save(Path(folder) / "costs.json")
-        texts = {"schema": SCHEMA, "texts": self.texts, "prompts": self.prompts}
-        runs.write_json(Path(folder) / "texts.json", texts, ())
-        return Path(folder)
 
 
 def recording_of(trace: Trace, pair: Pair, costs: CostModel) -> Recording:
@@ -174,27 +146,32 @@ def recording_of(trace: Trace, pair: Pair, costs: CostModel) -> Recording:
     if not trace.header.get("trees"):
         raise SpecdecError("the recording keeps no whole trees; record with trees=(10,).")
     trace = trace.select(trace.turns["positions"].to_numpy() > 0)
+    # 1. the text of every token of the texts and trees
     tokens = [trace.text.ravel()]
     for top_k in trace.header["trees"]:
         tokens.append(trace.trees(top_k).tokens.ravel())
-    ids = np.unique(np.concatenate(tokens)).tolist()
-    return Recording(trace, costs, token_texts(pair, ids), tuple(_prompts(trace)))
+    texts = token_texts(pair, np.unique(np.concatenate(tokens)).tolist())
+    # 2. the prompts; those that are from no suite have a name only
+    suites = [suite for suite in trace.turns["suite"].unique() if suite in SUITES]
+    turns_of = {item.id: item.turns for item in gather(suites)} if suites else {}
+    prompts = []
+    for turn in trace.turns.itertuples():
+        turns = turns_of.get(turn.prompt)
+        prompts.append(str(turns[turn.turn]) if turns else turn.prompt)
+    return Recording(trace, costs, texts, tuple(prompts))
 
 
-def open_recording(
-    folder: Path, pair: Pair | None = None, costs: CostModel | None = None
-) -> Recording:
-    """Open what `Recording.save` wrote; other recordings need their pair and a cost model."""
+def open_recording(folder: Path, costs: CostModel | None = None) -> Recording:
+    """Open a recording that ships: a trace beside texts.json and, if not given, costs.json."""
+    folder = Path(folder)
     trace = open_trace(folder)
-    path = Path(folder) / "texts.json"
-    if not path.is_file():
-        if pair is None or costs is None:
-            raise SpecdecError(f"{folder} holds no texts.json; give its pair and a cost model.")
-        return recording_of(trace, pair, costs)
-    stored = read_json(path, TextsFile, "write it again", SCHEMA)
+    if not (folder / "texts.json").is_file():
+        advice = "show it by snapshots.recording_of(specdec.open_trace(folder), pair, costs)"
+        raise SpecdecError(f"{folder} holds no texts.json; {advice}.")
+    stored = read_json(folder / "texts.json", TextsFile, "take the shipped one", SCHEMA)
     assert len(stored["prompts"]) == len(trace.turns), "texts.json is of this recording"
     texts = {int(token): text for token, text in stored["texts"].items()}
-    costs = costs or CostModel.load(Path(folder) / "costs.json")
+    costs = costs or CostModel.load(folder / "costs.json")
     return Recording(trace, costs, texts, tuple(stored["prompts"]))
 
 
@@ -203,31 +180,18 @@ def token_texts(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
     tokenizer: Any = pair.tokenizer
     if tokenizer is None:
         return {token: f"#{token}" for token in ids}
-    special = set(tokenizer.all_special_ids)
     # some tokenizers drop a text's first space, so a plain token goes before
-    before = [token for token in tokenizer.encode("a") if token not in special][-1:]
+    before = tokenizer.encode("a", add_special_tokens=False)[-1:]
     head = tokenizer.decode(before)
     texts: dict[int, str] = {}
     for token in ids:
         text = tokenizer.decode([*before, token])
-        if token in special:
-            texts[token] = tokenizer.convert_ids_to_tokens(token)
-        elif text.startswith(head):
-            texts[token] = text[len(head) :]
-        else:
-            texts[token] = tokenizer.decode([token])
+        alone = token in tokenizer.all_special_ids or not text.startswith(head)
+        texts[token] = tokenizer.decode([token]) if alone else text[len(head) :]
     return texts
 
 
-def _prompts(trace: Trace) -> list[str]:
-    """The text of every turn's prompt; its name if the prompt is from no suite."""
-    suites = [suite for suite in trace.turns["suite"].unique() if suite in SUITES]
-    turns_of = {item.id: item.turns for item in gather(suites)} if suites else {}
-    prompts = []
-    for turn in trace.turns.itertuples():
-        turns = turns_of.get(turn.prompt)
-        prompts.append(str(turns[turn.turn]) if turns else turn.prompt)
-    return prompts
+# Questions and answers
 
 
 class Watched(Chain):
@@ -317,6 +281,9 @@ def _in_words(kind: str, answer: Any) -> str:
     return f"{shape} beam {beam_text(answer.beam)}" if answer.beam else shape
 
 
+# Recorded cycles
+
+
 def replayed(recording: Recording, turn: int, policy: Policy, name: str) -> Lane:
     """Every cycle of a policy on one recorded text."""
     engine = ReplayEngine(recording.trace, recording.costs, policy.limits)
@@ -331,7 +298,7 @@ def replayed(recording: Recording, turn: int, policy: Policy, name: str) -> Lane
 
 def what_if(recording: Recording, turn: int, position: int, tree: TreeConfig) -> Snapshot:
     """The cycle that starts at `position`, with another tree."""
-    return _fixed(recording, turn, position, Static.of(tree), "your own tree: no policy was asked")
+    return _free(recording, turn, position, Static.of(tree), "your own tree: no policy was asked")
 
 
 def clairvoyant_lane(recording: Recording, turn: int) -> Lane:
@@ -339,34 +306,32 @@ def clairvoyant_lane(recording: Recording, turn: int) -> Lane:
     trace = recording.trace
     lane = _lane(recording, turn, CLAIRVOYANT)
     bound = clairvoyant(trace.select(np.arange(len(trace.turns)) == turn), recording.costs)
+    note = "with the text known, this tree is the best here"
     for row in bound.answers.to_dict("records"):
-        policy = Foreseen(row, trace.depth)
-        note = "with the text known, this tree is the best here"
-        lane.cycles.append(_fixed(recording, turn, row["position"], policy, note))
+        policy = Foreseen(row, trace)
+        lane.cycles.append(_free(recording, turn, row["position"], policy, note))
     return lane
 
 
 class Foreseen(Static):
-    """The tree of a row of `Bound.answers`."""
+    """The tree of a row of `Bound.answers`: one of the deepest, stopped at the row's depth."""
 
-    def __init__(self, answer: dict[str, Any], depth: int):
-        top_k = answer["top_k"]
-        expansions = answer["expansions"]
+    asks = frozenset({EXTEND})
+
+    def __init__(self, answer: dict[str, Any], trace: Trace):
+        self.expansions = answer["expansions"]
         nodes = answer["verify_nodes"]
+        top_k = answer["top_k"] or 1
         beam = beam_of(answer["beam"])
-        flat = top_k and nodes > pool_size(expansions, top_k, beam)
-        if flat:
-            tree = TreeConfig(nodes + 1, depth, top_k, nodes, beam)
-        else:
-            tree = TreeConfig(nodes + 1, expansions, top_k or 1, 0, beam)
-        super().__init__(shape=tree)
-        self.asks = frozenset({EXTEND} if flat else ())
+        flat_nodes = nodes if nodes > pool_size(self.expansions, top_k, beam) else 0
+        depth = trace.depth_of(top_k, beam) if nodes else 0
+        super().__init__(shape=TreeConfig(nodes + 1, depth, top_k, flat_nodes, beam))
 
     def answer(self, question: Question) -> bool:
-        return False
+        return question.expansions < self.expansions
 
 
-def _fixed(recording: Recording, turn: int, position: int, policy: Policy, note: str) -> Snapshot:
+def _free(recording: Recording, turn: int, position: int, policy: Policy, note: str) -> Snapshot:
     """One cycle of a policy whose questions cost nothing."""
     costs = dataclasses.replace(recording.costs, question_ms=0.0)
     engine = ReplayEngine(recording.trace, costs, policy.limits)
@@ -377,104 +342,46 @@ def _fixed(recording: Recording, turn: int, position: int, policy: Policy, note:
 
 
 def _lane(recording: Recording, turn: int, name: str) -> Lane:
-    row = recording.trace.turns.iloc[turn]
-    steps = recording.costs.step_ms(int(row["prompt_tok"]) + np.arange(int(row["positions"])))
-    return Lane(name, recording.tokens(turn), [], [0.0, *np.cumsum(steps).tolist()])
+    """A lane without cycles: the text's tokens, and the time of plain decoding."""
+    trace = recording.trace
+    row = trace.turns.iloc[turn]
+    texts = trace.text[int(row["first"]) : int(row["first"] + row["positions"])]
+    tokens = [recording.text(token) for token in (*texts[:, 0], texts[-1, 1])]
+    steps_ms = recording.costs.step_ms(int(row["prompt_tok"]) + np.arange(int(row["positions"])))
+    return Lane(name, tokens, [], [0.0, *np.cumsum(steps_ms).tolist()])
 
 
 def _cycle(recording: Recording, engine: ReplayEngine, watched: Watched) -> Snapshot:
     """Run one cycle at the engine's position."""
+    # 1. the cycle
+    trace = recording.trace
     row = engine.row
     position = engine.position
     cycle = run_cycle(engine, watched.begin())
-    path = recording.trace.text[row]
-    nodes, note = _pool(recording, row, cycle, watched.planned)
-    accepted = path[1 : 1 + cycle.accepted_tok]
-    bonus = recording.text(path[1 + cycle.accepted_tok])
-    size = cycle.verify_nodes
-    snapshot = _snapshot(cycle, watched, position, nodes, size, accepted, bonus, recording.text)
-    return dataclasses.replace(snapshot, note=note)
-
-
-class _Nodes(NamedTuple):
-    """All drafted nodes in creation order, the root first."""
-
-    ids: np.ndarray
-    parent: np.ndarray
-    score: np.ndarray
-
-
-def _snapshot(
-    cycle: Cycle,
-    watched: Watched,
-    position: int,
-    nodes: _Nodes,
-    verify_nodes: int,
-    path: np.ndarray,
-    bonus: str | None,
-    text: Callable[[int], str],
-) -> Snapshot:
-    """A finished cycle. path: ids of the accepted tokens."""
-    tokens = tuple(text(token) for token in nodes.ids.tolist())
-    # 1. verified are the root and the nodes of the highest score, ties to the earlier one
-    verified = np.zeros(len(tokens), dtype=bool)
-    verified[0] = True
-    verified[np.argsort(-nodes.score[1:], kind="stable")[:verify_nodes] + 1] = True
-    # 2. the accepted path, from the root down, and the likeliest node rejected after it
-    accepted = [0]
-    for token in path:
-        fits = (nodes.parent == accepted[-1]) & verified & (nodes.ids == token)
-        assert fits.sum() == 1, "an accepted token must be a verified node, once"
-        accepted.append(int(fits.argmax()))
-    refused = None
-    rivals = np.flatnonzero((nodes.parent == accepted[-1]) & verified)
-    if len(rivals):
-        refused = tokens[rivals[nodes.score[rivals].argmax()]]
-    times = {
-        "draft": cycle.draft_ms,
-        "policy": cycle.policy_ms,
-        "verify": cycle.verify_ms,
-        "rest": cycle.commit_ms + cycle.host_ms,
-    }
-    return Snapshot(
-        position=position,
-        context_tok=cycle.context_tok,
-        tree=(cycle.verify_nodes + 1, cycle.expansions, cycle.top_k),
-        token=tokens,
-        parent=tuple(nodes.parent.tolist()),
-        score=tuple(nodes.score.tolist()),
-        verified=tuple(verified.tolist()),
-        accepted=tuple(accepted),
-        bonus=bonus,
-        refused=refused,
-        asked=tuple(watched.asked),
-        times=times,
-        kept_tok=cycle.kept_tok,
-    )
-
-
-def _pool(recording: Recording, row: int, cycle: Cycle, plan: Plan) -> tuple[_Nodes, str]:
-    """All drafted nodes, and a note; the accepted path alone if no more is known."""
-    trace = recording.trace
+    path = trace.text[row, : 2 + cycle.accepted_tok]
+    # 2. the drafted nodes: of a flat tree those of the widest trees, which hold the root's best
     top_k = cycle.top_k
-    flat = plan.flat_nodes if cycle.expansions == 0 else 0
-    widest = recording.top_ks[-1]
-    path = trace.text[row, : 1 + cycle.accepted_tok].astype(np.int64)
-    # 1. no drafted nodes, or those of a tree that was not kept
-    kept = flat <= widest if flat else top_k in recording.top_ks and not plan.beam
-    if not top_k or not kept:
+    flat = watched.planned.flat_nodes if cycle.expansions == 0 else 0
+    width = recording.top_ks[-1] if flat else top_k
+    recorded = width in recording.top_ks and flat <= width and (flat or not watched.planned.beam)
+    note = ""
+    if not top_k or not recorded:
+        # a chain: nothing more is known than the accepted path
         note = "this tree is not kept in the recording, only the accepted path is drawn"
         if not top_k:
             note = "a plain step: nothing was drafted"
-        return _Nodes(path, np.arange(len(path)) - 1, np.zeros(len(path), np.float32)), note
-    # 2. a flat tree: the widest trees hold the root's best children of all
-    trees = trace.trees(widest if flat else top_k)
-    count = flat or pool_size(cycle.expansions, top_k)
-    ids = np.concatenate((path[:1], trees.tokens[row, :count]))
-    score = np.concatenate((np.zeros(1, np.float32), trees.scores[row, :count]))
-    # 3. the first expansions of a recorded tree
-    parent = parents(trees.beams[row, : cycle.expansions], top_k, flat)
-    return _Nodes(ids, parent, score), ""
+        count = 1 + cycle.accepted_tok
+        nodes = path[:count], np.arange(count) - 1, np.zeros(count, np.float32)
+    else:
+        trees = trace.trees(width)
+        count = flat or pool_size(cycle.expansions, top_k)
+        ids = np.concatenate((path[:1], trees.tokens[row, :count]))
+        score = np.concatenate((np.zeros(1, np.float32), trees.scores[row, :count]))
+        nodes = ids, parents(trees.beams[row, : cycle.expansions], top_k, flat), score
+    # 3. as data
+    bonus = recording.text(path[-1])
+    snapshot = _snapshot(cycle, watched, position, nodes, path[1:-1], bonus, recording.text)
+    return dataclasses.replace(snapshot, note=note)
 
 
 def live_cycle(
@@ -488,15 +395,57 @@ def live_cycle(
     """The cycle that a live engine has just finished. kept: texts of the new tokens that count."""
     plan = watched.planned
     tree = engine.tree
-    verify_nodes = len(tree)
     # 1. the whole pool is shown where it is still there, otherwise the verified nodes
     flat = plan.flat_nodes if cycle.expansions == 0 else 0
     if isinstance(plan, TreeConfig) and cycle.top_k and not flat:
         if engine.growing.candidates == cycle.candidates:
             tree = engine.growing.whole()
-            verify_nodes = cycle.verify_nodes
-    nodes = _Nodes(*(part.cpu().numpy() for part in (tree.token, tree.parent, tree.score)))
+    token, parent, score = (part.cpu().numpy() for part in (tree.token, tree.parent, tree.score))
     path = engine.tree.token[engine.path[1:]].cpu().numpy()
     # 2. ended by a stop token or the length, no bonus follows the path
     bonus = kept[-1] if len(kept) == cycle.new_tok else None
-    return _snapshot(cycle, watched, position, nodes, verify_nodes, path, bonus, text)
+    return _snapshot(cycle, watched, position, (token, parent, score), path, bonus, text)
+
+
+def _snapshot(
+    cycle: Cycle,
+    watched: Watched,
+    position: int,
+    nodes: tuple[np.ndarray, np.ndarray, np.ndarray],
+    path: np.ndarray,
+    bonus: str | None,
+    text: Callable[[int], str],
+) -> Snapshot:
+    """A finished cycle. nodes: ids, parents and scores of all drafted ones in creation order, the
+    root first. path: ids of the accepted tokens.
+    """
+    ids, parent, score = nodes
+    tokens = tuple(text(token) for token in ids.tolist())
+    # 1. verified are the root and the nodes of the highest score, ties to the earlier one
+    verified = np.zeros(len(tokens), dtype=bool)
+    verified[0] = True
+    verified[np.argsort(-score[1:], kind="stable")[: cycle.verify_nodes] + 1] = True
+    # 2. the accepted path, from the root down, and the likeliest node rejected after it
+    accepted = [0]
+    for token in path:
+        fits = (parent == accepted[-1]) & verified & (ids == token)
+        assert fits.sum() == 1, "an accepted token must be a verified node, once"
+        accepted.append(int(fits.argmax()))
+    rivals = np.flatnonzero((parent == accepted[-1]) & verified)
+    refused = tokens[rivals[score[rivals].argmax()]] if len(rivals) else None
+    rest_ms = cycle.commit_ms + cycle.host_ms
+    spent_ms = (cycle.draft_ms, cycle.policy_ms, cycle.verify_ms, rest_ms)
+    return Snapshot(
+        position=position,
+        tree=(cycle.verify_nodes + 1, cycle.expansions, cycle.top_k),
+        token=tokens,
+        parent=tuple(parent.tolist()),
+        score=tuple(score.tolist()),
+        verified=tuple(verified.tolist()),
+        accepted=tuple(accepted),
+        bonus=bonus,
+        refused=refused,
+        asked=tuple(watched.asked),
+        times=dict(zip(PARTS, spent_ms, strict=True)),
+        kept_tok=cycle.kept_tok,
+    )

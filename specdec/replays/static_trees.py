@@ -67,7 +67,7 @@ def static_grid(
     parts: list[pd.DataFrame] = []
     for shape in tqdm(shapes, desc="static trees", delay=2, leave=False):
         for depth in [depth for depth in depths if depth <= trace.depth_of(*shape)]:
-            part = _walks(trace, tables, shape, depth, totals, by)
+            part = _sums(tables, shape, depth, totals, by)
             # plain steps once
             parts.append(part[part["total_tokens"] > 1] if parts and totals is None else part)
     # 2. rates, and which trees are as fast as the fastest
@@ -81,18 +81,14 @@ def static_grid(
     return table[[*labels, *SETTING, "ms_per_tok", "tau", *SUMS, "speedup", "as_fast"]]
 
 
-def _walks(
-    trace: Trace,
-    tables: CostTables,
-    shape: Shape,
-    depth: int,
-    totals: np.ndarray | None,
-    by: str | None,
+def _sums(
+    tables: CostTables, shape: Shape, depth: int, totals: np.ndarray | None, by: str | None
 ) -> pd.DataFrame:
     """The sums of all sizes of one depth and width, per value of the turns' column `by`."""
+    trace = tables.trace
     if totals is None:
-        offered = int(np.max(trace.candidates(shape[0], depth, shape[1]), initial=0))
-        totals = np.arange(1, min(trace.most_nodes, offered, pool_size(depth, *shape)) + 2)
+        largest = int(np.max(tables.offered(shape, depth), initial=0))
+        totals = np.arange(1, min(trace.most_nodes, largest, pool_size(depth, *shape)) + 2)
     # 1. which turns belong to which group, [turns, groups]
     group = np.zeros(len(trace.turns), dtype=int)
     names = pd.Index(["all"])
@@ -101,28 +97,22 @@ def _walks(
         group, names = pd.factorize(trace.turns[by])
     share = np.eye(len(names))[group]
     # 2. sums over the turns of each group
-    walked = _walk(trace, tables, shape, depth, totals - 1)
+    walked = _walk(tables, shape, depth, totals - 1)
     cycles, cycle_tok, time_ms = ((values @ share).ravel() for values in walked)
-    new_tok = trace.turns["positions"].to_numpy() @ share
     part = pd.DataFrame({"total_tokens": np.repeat(totals, len(names))})
     if by is not None:
         part[by] = np.tile(np.array(names, dtype=object), len(totals))
-    part["depth"] = depth
-    part["top_k"] = shape[0]
-    part["beam"] = beam_text(shape[1])
+    part[SETTING[1:]] = depth, shape[0], beam_text(shape[1])
+    new_tok = trace.turns["positions"].to_numpy() @ share
     part["new_tok"] = np.tile(new_tok, len(totals)).astype(int)
-    part["plain_ms"] = np.tile(tables.plain(trace) @ share, len(totals))
+    part["plain_ms"] = np.tile(tables.plain() @ share, len(totals))
     part["cycles"] = cycles.astype(int)
     part["cycle_tok"] = cycle_tok.astype(int)
-    part["time_ms"] = time_ms
-    return part
+    return part.assign(time_ms=time_ms)
 
 
 def best_static(trace: Trace, costs: CostModel, **grid: Any) -> TreeConfig:
-    """The fastest static tree on this trace (a training split).
-
-    grid: total_tokens, depths, top_ks, beams of `static_grid`.
-    """
+    """The fastest static tree on this trace (a training split). grid: as in `static_grid`."""
     return fastest(static_grid(trace, costs, **grid))
 
 
@@ -156,35 +146,19 @@ def beam_of(text: str) -> tuple[int, ...]:
 
 
 def static_turns(trace: Trace, costs: CostModel, tree: TreeConfig) -> pd.DataFrame:
-    """The per-turn table of one static tree."""
-    shapes = judged_shapes(trace, tree)
-    tables = CostTables.of(trace, costs, shapes)
-    walked = _walk(trace, tables, shapes[0], tree.depth, np.array([tree.verify_nodes]))
-    return turn_table(trace, tables, *(values[0] for values in walked))
-
-
-def judged_shapes(trace: Trace, tree: TreeConfig) -> list[Shape]:
-    """The tree's shape as recorded; SpecdecError if the recording cannot replay the tree."""
+    """The per-turn table of one static tree; SpecdecError if it was not recorded."""
     shapes, _ = recorded(trace, [tree.top_k], [tree.depth], [tree.beam])
     within([tree.total_tokens], 1, trace.most_nodes + 1, "total_tokens")
-    return shapes
-
-
-def turn_table(
-    trace: Trace, tables: CostTables, cycles: np.ndarray, cycle_tok: np.ndarray, time_ms: np.ndarray
-) -> pd.DataFrame:
-    """One row per turn, with the columns of `Replayed.table` that do not depend on questions."""
-    table = trace.turns[[*TURN, "part"]].reset_index(drop=True)
-    table["new_tok"] = trace.turns["positions"].to_numpy()
-    table["cycles"] = cycles
-    table["cycle_tok"] = cycle_tok
-    return table.assign(time_ms=time_ms, plain_ms=tables.plain(trace))
+    tables = CostTables.of(trace, costs, shapes)
+    walked = _walk(tables, shapes[0], tree.depth, np.array([tree.verify_nodes]))
+    return tables.turns(*(values[0] for values in walked))
 
 
 @dataclass(frozen=True)
 class CostTables:
-    """Milliseconds at each of the U context lengths that occur."""
+    """Milliseconds at each of the U context lengths that occur in a recording."""
 
+    trace: Trace
     where: np.ndarray  # [R]: index of each row's context length
     draft: dict[Shape, np.ndarray]  # per (k, beam), [U, D + 1] with the cycle's fixed rest
     verify: np.ndarray  # [U, most_nodes + 1]
@@ -202,40 +176,54 @@ class CostTables:
         verify = np.asarray(costs.verify_ms(np.arange(trace.most_nodes + 1), column), float)
         assert (np.diff(verify, axis=1) >= 0).all(), "no bound allows more nodes in less time"
         step_ms = np.asarray(costs.step_ms(context_tok), float)
-        return cls(where.reshape(-1), draft, verify, step_ms, verify[:, 0] + costs.rest_ms)
+        plain_ms = verify[:, 0] + costs.rest_ms
+        return cls(trace, where.reshape(-1), draft, verify, step_ms, plain_ms)
 
-    def before_verification(self, trace: Trace, shape: Shape, depth: int) -> np.ndarray:
+    def before_verification(self, shape: Shape, depth: int) -> np.ndarray:
         """Time of a cycle before it verifies, [R]: drafting and the fixed rest."""
-        if trace.forwards:
+        if self.trace.forwards:
             return self.draft[shape][self.where, depth]
         return self.plain_ms[self.where] - self.verify[self.where, 0]
 
-    def plain(self, trace: Trace) -> np.ndarray:
+    def offered(self, shape: Shape, depth: int) -> np.ndarray:
+        """Candidates that may be verified, [R]."""
+        top_k, beam = shape
+        return np.broadcast_to(self.trace.candidates(top_k, depth, beam), len(self.where))
+
+    def path_ranks(self, shape: Shape, depth: int) -> np.ndarray:
+        """int [R, depth + 1], with copies [R, longest]: ranks of the path, cut at most_nodes."""
+        ranks = self.trace.ranks[shape][:, depth]
+        if not self.trace.copies:
+            ranks = ranks[:, : depth + 1]
+        return np.minimum(ranks, self.trace.most_nodes)
+
+    def plain(self) -> np.ndarray:
         """Time of plain decoding per turn, [turns]."""
         total_ms = np.concatenate(([0.0], np.cumsum(self.step[self.where])))
-        first = trace.turns["first"].to_numpy()
-        return total_ms[first + trace.turns["positions"].to_numpy()] - total_ms[first]
+        first = self.trace.turns["first"].to_numpy()
+        return total_ms[first + self.trace.turns["positions"].to_numpy()] - total_ms[first]
 
-
-def path_ranks(trace: Trace, shape: Shape, depth: int) -> np.ndarray:
-    """int [R, depth + 1], with copies [R, longest]: ranks of the path, cut at most_nodes."""
-    ranks = trace.ranks[shape][:, depth]
-    return np.minimum(ranks if trace.copies else ranks[:, : depth + 1], trace.most_nodes)
+    def turns(self, cycles: np.ndarray, cycle_tok: np.ndarray, time_ms: np.ndarray) -> pd.DataFrame:
+        """One row per turn, with the columns of `Replayed.table` that depend on no questions."""
+        table = self.trace.turns[[*TURN, "part"]].reset_index(drop=True)
+        table["new_tok"] = self.trace.turns["positions"].to_numpy()
+        sums = dict(cycles=cycles, cycle_tok=cycle_tok, time_ms=time_ms)
+        return table.assign(**sums, plain_ms=self.plain())
 
 
 def _walk(
-    trace: Trace, tables: CostTables, shape: Shape, depth: int, sizes: np.ndarray
+    tables: CostTables, shape: Shape, depth: int, sizes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """cycles, cycle_tok and time_ms [settings, turns] of trees of `sizes` [settings] nodes."""
     # 1. what a cycle gains and costs before it verifies, at every row
-    new_tok = gained_tok(path_ranks(trace, shape, depth), sizes)  # [settings, R]
-    draft_ms = tables.before_verification(trace, shape, depth)  # [R]
-    offered = np.broadcast_to(trace.candidates(shape[0], depth, shape[1]), len(draft_ms))
+    new_tok = gained_tok(tables.path_ranks(shape, depth), sizes)  # [settings, R]
+    draft_ms = tables.before_verification(shape, depth)  # [R]
+    offered = tables.offered(shape, depth)
     # 2. one walk per setting and turn
-    first = trace.turns["first"].to_numpy()
+    first = tables.trace.turns["first"].to_numpy()
     size = np.repeat(np.arange(len(sizes)), len(first))
     begin = np.tile(first, len(sizes))
-    end = begin + np.tile(trace.turns["positions"].to_numpy(), len(sizes))
+    end = begin + np.tile(tables.trace.turns["positions"].to_numpy(), len(sizes))
     position = begin.copy()
     cycles = np.zeros(len(position), int)
     time_ms = np.zeros(len(position))

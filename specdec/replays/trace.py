@@ -9,43 +9,68 @@ on the target's own path: a tree of V nodes holds the V best. Exact at every tem
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import ArrayLike
 
 from specdec import runs, stored
 from specdec.core.tree_config import pool_size
-from specdec.errors import SpecdecError, door
-from specdec.replays.columns import (
-    Column,
-    Columns,
-    column_of,
-    keyed,
-    read_columns,
-    stacked,
-    write_columns,
-)
+from specdec.errors import SpecdecError, door, unreadable
 from specdec.replays.family import Family, member, path_places
 
 SCHEMA = 1
 ADVICE = "record again"
 NEVER = np.iinfo(np.int16).max  # the rank of a node outside the pool
 ROOT_CANDIDATES = 64  # the root's children recorded beside the tree: RADAR's flat tree verifies 59
+
+
+class Column(NamedTuple):
+    """The key of an array over positions: a kind, perhaps with the width of its trees.
+
+    >>> Column("ranks", 4, (2, 1)).name, Column("family_beam", level=3).name, Column("text").stored
+    ('ranks_4,2,1', 'family_beam_3', {'kind': 'text'})
+    """
+
+    kind: str
+    # children per node; 0 if not of trees of one width
+    top_k: int = 0
+    # nodes expanded per level, as in a TreeConfig
+    beam: tuple[int, ...] = ()
+    # of a family's trees
+    level: int = -1
+
+    @property
+    def name(self) -> str:
+        """For files and errors; no code parses it."""
+        if self.top_k:
+            return f"{self.kind}_{','.join(map(str, (self.top_k, *self.beam)))}"
+        return f"{self.kind}_{self.level}" if self.level >= 0 else self.kind
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        """Its form in files, for `column_of`: the fields that differ from their defaults."""
+        defaults = self._field_defaults
+        fields = self._asdict().items()
+        return {name: value for name, value in fields if value != defaults.get(name)}
+
+
+Columns = Mapping[Any, np.ndarray]  # by Column; a kind alone means its Column
 Load = Callable[[Column], np.ndarray | None]
+Distributions = tuple[np.ndarray, np.ndarray]  # RADAR's: rows int64 [Q], float32 [Q, 8, 9]
 
 
-@dataclasses.dataclass(frozen=True)
-class Trees:
-    """Whole candidate trees of R positions for one k, in creation order.
-
-    scores float32, tokens int32 [R, C] with C = k + depth * k**2; beams int16 [R, depth, k]: the
-    places, among level i's candidates, of the nodes that expansion i expands.
+class Trees(NamedTuple):
+    """Whole candidate trees of R positions for one k, in creation order: float32 and int32 [R, C]
+    with C = k + depth * k**2; beams int16 [R, depth, k] as in FORMAT.md.
     """
 
     scores: np.ndarray
@@ -58,8 +83,8 @@ class Trace:
 
     header: trace.json, see FORMAT.md. turns: one row per turn, with first (row) and positions
     (kept_tok - 1). columns: arrays over positions; the rest is read by `load` on first use.
-    acceptance_distributions: (rows int64 [Q], float32 [Q, 8, 9]) or None; entry (q, a, j) is the
-    probability at T = 1 that RADAR's tree after a + 1 draft calls has j tokens accepted.
+    acceptance_distributions: entry (q, a, j) is the probability at T = 1 that RADAR's tree after
+    a + 1 draft calls has j tokens accepted in row q.
     """
 
     def __init__(
@@ -68,7 +93,7 @@ class Trace:
         turns: pd.DataFrame,
         columns: Columns,
         load: Load | None = None,
-        acceptance_distributions: tuple[np.ndarray, np.ndarray] | None = None,
+        acceptance_distributions: Distributions | None = None,
         made: tuple[Any, ...] | None = None,
     ):
         self.header = header
@@ -185,8 +210,7 @@ class Trace:
     def trees(self, top_k: int) -> Trees:
         """The whole candidate trees for one k."""
         check_recorded(self, top_k)
-        arrays = [self.column(kind, top_k) for kind in ("scores", "tokens", "beams")]
-        return Trees(*arrays)
+        return Trees(*(self.column(kind, top_k) for kind in Trees._fields))
 
     def accepted_tok(
         self, rows: Any, top_k: int, expansions: int, verify_nodes: int, beam: tuple[int, ...] = ()
@@ -195,9 +219,7 @@ class Trace:
         check_recorded(self, top_k, expansions, verify_nodes, beam)
         return (self.ranks[top_k, beam][rows, expansions] < verify_nodes).sum(-1)
 
-    def candidates(
-        self, top_k: int, expansions: int, beam: tuple[int, ...] = ()
-    ) -> np.ndarray | int:
+    def candidates(self, top_k: int, expansions: int, beam: tuple[int, ...] = ()) -> Any:
         """Nodes available for verification: one number, or int [R] if copies are among them."""
         if not self.forwards:
             return self.copied
@@ -224,13 +246,12 @@ class Trace:
             inside = np.isin(distributions[0], rows)
             new_rows = np.searchsorted(rows, distributions[0][inside])
             distributions = new_rows, distributions[1][inside]
-        columns = {column: array[rows] for column, array in self._columns.items()}
 
         def load(column: Column) -> np.ndarray:
             return self.column(*column)[rows]
 
         made = Trace.select, (self, chosen)
-        return Trace(self.header, numbered(self.turns[chosen]), columns, load, distributions, made)
+        return Trace(self.header, numbered(self.turns[chosen]), {}, load, distributions, made)
 
     def restrict(self, ranges: dict[str, tuple[int, int]]) -> Trace:
         """The recording restricted to a cost model's `ranges`. Shallower and smaller trees than the
@@ -244,18 +265,17 @@ class Trace:
         most_nodes = min(self.most_nodes, ranges.get("verify_nodes", (0, self.most_nodes))[1])
         if (top_ks, depth, most_nodes) == (self.top_ks, self.depth, self.most_nodes):
             return self
+        levels = {"ranks": depth + 1, "candidates": depth + 1, "family_path": depth + 1}
+        levels["beams"] = depth
 
         def cut(column: Column) -> np.ndarray:
             array = self.column(*column)
-            # copied paths may be longer than the drafted one
-            if column.kind == "ranks" and not self.copies:
-                return array[:, : depth + 1, : depth + 1]
-            if column.kind in ("ranks", "candidates", "family_path"):
-                return array[:, : depth + 1]
-            if column.kind == "beams":
-                return array[:, :depth]
             if column.kind in ("scores", "tokens"):
                 return array[:, : pool_size(depth, column.top_k, column.beam)]
+            array = array[:, : levels[column.kind]] if column.kind in levels else array
+            # copied paths may be longer than the drafted one
+            if column.kind == "ranks" and not self.copies:
+                array = array[:, :, : depth + 1]
             return array
 
         header = {**self.header, "top_ks": top_ks, "depth": depth, "most_nodes": most_nodes}
@@ -263,20 +283,21 @@ class Trace:
         return Trace(header, self.turns, {}, cut, self.acceptance_distributions, made)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _ByWidth:
-    """trace.ranks[k], read on demand."""
+    """trace.ranks, read on demand."""
 
     trace: Trace
 
-    def __getitem__(self, width: int | tuple[int, tuple[int, ...]]) -> np.ndarray:
+    def __getitem__(self, width: Any) -> np.ndarray:
         top_k, beam = width if isinstance(width, tuple) else (width, ())
         check_recorded(self.trace, top_k, beam=beam)
-        if not self.trace.forwards:
-            ranks = self.trace.column("copied_ranks")
-            shape = len(ranks), self.trace.depth + 1, ranks.shape[1]
-            return np.broadcast_to(ranks[:, None], shape)
-        return self.trace.column("ranks", top_k, beam)
+        if self.trace.forwards:
+            return self.trace.column("ranks", top_k, beam)
+        # the same after every expansion
+        ranks = self.trace.column("copied_ranks")
+        shape = len(ranks), self.trace.depth + 1, ranks.shape[1]
+        return np.broadcast_to(ranks[:, None], shape)
 
 
 def check_recorded(
@@ -290,8 +311,8 @@ def check_recorded(
     elif not 0 <= expansions <= deepest:
         why = f"depth {expansions} was asked for, but such trees were recorded to depth {deepest}"
     elif verify_nodes > trace.most_nodes:
-        why = f"{verify_nodes} nodes were asked for, but the recording judges at most"
-        why = f"{why} {trace.most_nodes}"
+        most = f"the recording judges at most {trace.most_nodes}"
+        why = f"{verify_nodes} nodes were asked for, but {most}"
     if why:
         raise SpecdecError(f"{why}; record again with it.")
 
@@ -314,13 +335,13 @@ def joined(traces: list[Trace], top_k: int) -> Trace:
         "verify_nodes": (0, min(trace.most_nodes for trace in traces)),
     }
     parts = [trace.restrict(common) for trace in traces]
-    columns: dict[Any, np.ndarray] = {}
-    for column in (Column("context_tok"), Column("ranks", top_k), Column("scores", top_k)):
-        columns[column] = np.concatenate([part.column(*column) for part in parts])
+    wanted = [Column("context_tok"), Column("ranks", top_k), Column("scores", top_k)]
     for kind in ("features", "draft_state"):
-        arrays = [getattr(part, kind) for part in parts]
-        if all(array is not None for array in arrays):
-            columns[kind] = np.concatenate(arrays)
+        if all(getattr(part, kind) is not None for part in parts):
+            wanted.append(Column(kind))
+    columns = {}
+    for column in wanted:
+        columns[column] = np.concatenate([part.column(*column) for part in parts])
     turns = numbered(pd.concat([part.turns for part in parts], ignore_index=True))
     return Trace({**parts[0].header, "family": ()}, turns, columns)
 
@@ -371,23 +392,7 @@ def path_ranks(
     return ranks
 
 
-def save_trace(trace: Trace, folder: Path) -> Path:
-    """Write a trace as a finished recording for display, without root scores, RADAR's distributions
-    and the family.
-    """
-    folder = Path(folder)
-    files = ["turns.parquet"]
-    runs.write_table(folder / "turns.parquet", trace.turns.assign(piece=0))
-    header = {**trace.header, "lengths": 0, "family": (), "columns": {}}
-    for table in ("positions", "trees"):
-        columns = sorted(map(column_of, trace.header["columns"][table]))
-        columns = [column for column in columns if column.kind != "root_scores"]
-        header["columns"][table] = [column.stored for column in columns]
-        if columns:
-            files.append(f"{table}/part-00000.parquet")
-            arrays = {column: trace.column(*column) for column in columns}
-            write_columns(folder / files[-1], arrays)
-    return runs.write_json(folder / "trace.json", header, files).parent
+# Files
 
 
 @door
@@ -424,10 +429,9 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
         return stored.check_file(header, folder, name, ADVICE)
 
     def load(column: Column) -> np.ndarray | None:
-        table = tables.get(column)
-        if table is None:
+        if column not in tables:
             return None
-        files = [checked_file(f"{table}/{shard}") for shard in shards]
+        files = [checked_file(f"{tables[column]}/{shard}") for shard in shards]
         array = stacked([read_columns(file, [column])[column] for file in files])
         if len(array) != turns["positions"].sum():
             raise SpecdecError(f"{folder}: rows and positions differ; {ADVICE}.")
@@ -455,3 +459,72 @@ def recording_folder(folder: Path | str) -> Path:
     for path in runs.home().glob(f"runs/*/*-{record['key'][:12]}/trace.json"):
         return path.parent
     return runs.placed(record["key"])
+
+
+def column_of(stored: Mapping[str, Any]) -> Column:
+    """The column of an entry in a file."""
+    return Column(**{**stored, "beam": tuple(stored.get("beam", ()))})
+
+
+def keyed(columns: Columns) -> dict[Column, np.ndarray]:
+    """The same mapping, with a Column for every kind given alone."""
+    return {Column(key) if isinstance(key, str) else key: array for key, array in columns.items()}
+
+
+def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays concatenated, padded to the widest: with -inf, or -1 for candidate numbers."""
+    if parts[0].ndim != 2:
+        return np.concatenate(parts)
+    widest = max(part.shape[1] for part in parts)
+    absent = -np.inf if parts[0].dtype.kind == "f" else -1
+    padded = []
+    for part in parts:
+        missing = widest - part.shape[1]
+        padded.append(np.pad(part, ((0, 0), (0, missing)), constant_values=absent))
+    return np.concatenate(padded)
+
+
+def stacked_columns(parts: Sequence[Mapping[Any, np.ndarray]]) -> dict[Any, np.ndarray]:
+    """The columns of several parts below each other."""
+    return {column: stacked([part[column] for part in parts]) for column in parts[0]}
+
+
+def write_columns(path: Path, columns: Columns) -> Path:
+    """Write arrays over the same rows to one parquet file, matrices as lists of fixed length."""
+    fields = {}
+    shapes = {}
+    entries = {}
+    floats = []
+    for column, array in keyed(columns).items():
+        values = pa.array(np.ascontiguousarray(array).reshape(-1))
+        width = int(np.prod(array.shape[1:])) if array.ndim > 1 else 0
+        fields[column.name] = pa.FixedSizeListArray.from_arrays(values, width) if width else values
+        shapes[column.name] = list(array.shape[1:])
+        entries[column.name] = column.stored
+        # split by byte, floats compress better
+        if array.dtype in (np.float32, np.float16):
+            floats.append(f"{column.name}.list.element" if width else column.name)
+    facts = runs.canonical({"shapes": shapes, "columns": entries}).encode()
+    table = pa.table(fields).replace_schema_metadata({b"specdec": facts})
+    packing = dict(compression="zstd", compression_level=6, use_dictionary=False)
+    with runs.atomic(path) as temporary:
+        pq.write_table(table, temporary, use_byte_stream_split=floats, **packing)
+    return Path(path)
+
+
+def read_columns(path: Path, columns: Sequence[Column] | None = None) -> dict[Column, np.ndarray]:
+    """The columns of `write_columns`'s file; SpecdecError names a missing or damaged file."""
+    names = None if columns is None else [column.name for column in columns]
+    try:
+        table = pq.read_table(path, columns=names)
+        facts = json.loads(table.schema.metadata[b"specdec"])
+    except (OSError, KeyError, TypeError, pa.ArrowException) as error:
+        raise unreadable(path, error, "a recording", "delete it and record again") from error
+    arrays = {}
+    for column in columns or map(column_of, facts["columns"].values()):
+        values = table.column(column.name).combine_chunks()
+        if isinstance(values.type, pa.FixedSizeListType):
+            values = values.flatten()
+        shape = facts["shapes"][column.name]
+        arrays[column] = values.to_numpy(zero_copy_only=False).reshape(-1, *shape)
+    return arrays

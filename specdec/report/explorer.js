@@ -100,7 +100,7 @@ function fillControl(made, model, playing) {
   else if (input.value !== String(place)) input.value = place;
 }
 
-function laneBox(root, number, zooms, send) {
+function laneBox(root, number, zooms) {
   const lane = make("lane", root);
   const draft = make("draft", lane), answers = make("answers", lane);
   const parts = { lane, answers, counts: make("counts", draft), tree: make("tree", draft) };
@@ -115,10 +115,6 @@ function laneBox(root, number, zooms, send) {
     zoomed(parts.tree, event.deltaY < 0 ? 1.15 : 1 / 1.15);
     zooms[number] = parts.tree.dataset.zoom;
   }, { passive: false });
-  parts.tree.addEventListener("dblclick", (event) => {
-    const node = event.target.dataset?.node;
-    if (Number(node) > 0) send({ do: "fold", lane: number, node: Number(node) });
-  });
   drag(parts.tree);
   return parts;
 }
@@ -162,7 +158,6 @@ function render({ model, el }) {
   tools.setAttribute("role", "toolbar");
   tools.setAttribute("aria-label", "size of the trees");
   const boxes = [], zooms = {}, controls = [];
-  const send = (what) => model.send(what);
   let ticking = null;
 
   const go = (cycle) => {
@@ -182,8 +177,9 @@ function render({ model, el }) {
     }
     fillControls();
   };
+  const fold = () => { model.set("folded", !model.get("folded")); model.save_changes(); };
   const acts = { back: () => step(-1), forth: () => step(1), play };
-  const keys = { ArrowRight: acts.forth, ArrowLeft: acts.back, Home: () => go(1), End: () => go(1e6), f: () => send({ do: "fold" }) };
+  const keys = { ArrowRight: acts.forth, ArrowLeft: acts.back, Home: () => go(1), End: () => go(1e6), f: fold };
   keys[" "] = () => { if (controls.some((made) => made.kind === "play")) play(); };
 
   const zoomAll = (factor) => boxes.forEach((parts, number) => { zoomed(parts.tree, factor); zooms[number] = parts.tree.dataset.zoom; });
@@ -202,7 +198,7 @@ function render({ model, el }) {
     summary.textContent = page.prompt ? `Prompt: ${page.prompt}` : "";
     const shown = page.lanes || [];
     while (boxes.length > shown.length) boxes.pop().lane.remove();
-    while (boxes.length < shown.length) boxes.push(laneBox(lanes, boxes.length, zooms, send));
+    while (boxes.length < shown.length) boxes.push(laneBox(lanes, boxes.length, zooms));
     root.dataset.lanes = shown.length;
     text.innerHTML = page.text || "";
     time.innerHTML = page.time || "";

@@ -1,30 +1,37 @@
-"""The tree explorer: step through a recorded text, prune its trees again, compare policies.
+"""The tree explorer: step through a text cycle by cycle, prune its trees again, compare policies;
+and `watch`, the same view while a pair decodes.
 
-    traits of the Explorer ──▶ snapshots ──▶ panels ──▶ page, drawn by explorer.js
-                                                └─────▶ picture(): the same, for papers
+    traits of the view ──▶ snapshots ──▶ panels ──▶ page, drawn by explorer.js
+                                           └─────▶ picture(): the same, for papers
 
-No model runs here. People set the same traits in the page as Python does: `explorer.cycle = 3`.
+`explore` runs no model. People set the same traits in the page as Python does: `view.cycle = 3`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import threading
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import anywidget
 import traitlets
 
+from specdec import machine
+from specdec.core.decode import opened, turn
+from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static, checked_policy
+from specdec.core.records import Generation
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.model import CostModel
-from specdec.costs.profiles import prices
-from specdec.errors import SpecdecError, check_kind
+from specdec.errors import SpecdecError, check_integer, check_kind
 from specdec.policies.base import load_policy, shipped_folder
 from specdec.replays import snapshots
-from specdec.replays.snapshots import CLAIRVOYANT, Lane, Recording, Snapshot
+from specdec.replays.snapshots import CLAIRVOYANT, Lane, Recording, Snapshot, Watched
 from specdec.replays.static_trees import best_static
 from specdec.report import explorer_panels as panels
 
@@ -38,39 +45,47 @@ NOBODY = "no policy"
 TOTAL_TOKENS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 60)
 # names of shipped controllers by the beginning of their folder
 CONTROLLERS = {"ltd": "LTD", "radar": "RADAR", "resps": "Re-SpS"}
+READY = "Press start: the text and the tree of each cycle appear here as they are decoded."
+# drawing takes interpreter time, which decoding needs too
+REDRAWN_EVERY_S = 0.15
 # name, kind, label, tip, place in the view ("prompt" or "bar")
 STEPS = [
     ("back", "back", "|◀", "previous cycle (←)", "bar"),
-    ("play", "play", "▶\ufe0e", "play the cycles (space)", "bar"),
     ("forth", "forth", "▶|", "next cycle (→)", "bar"),
     ("cycle", "slider", "cycle", "cycle", "bar"),
 ]
-CHOSEN = [
+EXPLORING = [
     ("turn", "choice", "prompt", "prompt", "prompt"),
     ("policy", "choice", "policy", "policy", "bar"),
     ("other", "choice", "beside", "another policy beside it", "bar"),
     ("bound", "check", "clairvoyant", "the bound: the text is known", "bar"),
-]
-TREE = [
+    ("play", "play", "▶\ufe0e", "play the cycles (space)", "bar"),
+    *STEPS,
     ("total_tokens", "slider", "total_tokens", "total_tokens: nodes of the tree, root too", "bar"),
     ("depth", "slider", "depth", "depth: draft calls after the first", "bar"),
     ("top_k", "slider", "k", "k: children of a node", "bar"),
-    ("own", "button", "own tree", "back to the tree that the policy drafted", "bar"),
+]
+WATCHING = [
+    ("words", "text", "prompt", "prompt", "prompt"),
+    ("policy", "choice", "policy", "policy", "bar"),
+    ("max_new_tokens", "number", "new tokens", "new tokens", "bar"),
+    ("start", "button", "▶ start", "decode the prompt", "bar"),
+    ("stop", "button", "■ stop", "stop after this cycle", "bar"),
+    *STEPS,
 ]
 
 
 def explore(
-    recording: Recording | str | Path | None = None,
-    policies: dict[str, Policy | str] | None = None,
+    recording: Recording | None = None,
+    policies: dict[str, Policy] | None = None,
     *,
-    costs: CostModel | str | None = None,
+    costs: CostModel | None = None,
 ) -> Explorer:
     """The tree explorer for notebooks. Its `picture()` returns the current view as a figure.
 
-    recording: a `snapshots.Recording`, or a folder that its `save` wrote; None: the shipped one.
-    policies: {name: policy or its folder (`load_policy`)}, shown before the controllers that ship
-    for the recording's pair and two fixed trees. costs: for a folder: a cost model, its file, or
-    the name of a hardware profile, in place of its own.
+    recording: of `snapshots.recording_of`; None: the shipped one. policies: by name, shown before
+    the controllers that ship for the recording's pair and two fixed trees. costs: in place of the
+    shipped recording's own.
 
     >>> import specdec
     >>> explorer = specdec.explore()
@@ -79,18 +94,12 @@ def explore(
     >>> lane.cycles[cycle].accepted_tok == len(lane.cycles[cycle].accepted) - 1
     True
     """
-    check_kind("recording", recording, Recording | str | Path | None)
+    check_kind("recording", recording, Recording | None)
     check_kind("policies", policies, dict | None)
-    loaded = {}
-    for name, policy in (policies or {}).items():
-        if isinstance(policy, str | Path):
-            policy = load_policy(policy)
-        loaded[name] = checked_policy(policy)
-    if not isinstance(recording, Recording):
-        folder = recording or FOLDER / "recordings" / "smollm2"
-        costs = prices(costs) if costs is not None else None
-        recording = snapshots.open_recording(Path(folder), costs=costs)
-    return Explorer(recording, loaded)
+    check_kind("costs", costs, CostModel | None)
+    if recording is None:
+        recording = snapshots.open_recording(FOLDER / "recordings" / "smollm2", costs)
+    return Explorer(recording, policies or {})
 
 
 def shipped_policies(recording: Recording) -> dict[str, Policy]:
@@ -105,7 +114,7 @@ def shipped_policies(recording: Recording) -> dict[str, Policy]:
         f"fixed {fastest.text} (fastest)": Static.of(fastest),
         f"fixed {eagle.text}": Static.of(eagle),
     }
-    folder = shipped_folder(f"{recording.name}/x").parent
+    folder = shipped_folder(f"{trace.header['pair']}/x").parent
     with warnings.catch_warnings():
         # about other machines' costs: times here are the recording's
         warnings.simplefilter("ignore")
@@ -116,11 +125,11 @@ def shipped_policies(recording: Recording) -> dict[str, Policy]:
 
 
 class Viewer(anywidget.AnyWidget):
-    """Lanes in a view, one cycle of each: stepping and folding. Subclasses choose the lanes.
+    """Lanes in a view, one cycle of each. Subclasses choose the lanes.
 
     shown: (lane, number of its cycle), from the first lane to the last. prices: the source of the
-    milliseconds. cycle: counts from 1. page: what to draw. controls: as in STEPS. limits: of a
-    trait, the lowest and the highest. choices: of a trait, [label, value] each.
+    milliseconds. cycle: counts from 1. folded: without the branches beside the accepted paths.
+    page: what to draw. limits: of a trait, lowest and highest. choices: [label, value] each.
     """
 
     _esm = FOLDER / "explorer.js"
@@ -131,6 +140,7 @@ class Viewer(anywidget.AnyWidget):
     limits = traitlets.Dict().tag(sync=True)
     choices = traitlets.Dict().tag(sync=True)
     cycle = traitlets.Int(1).tag(sync=True)
+    folded = traitlets.Bool(False).tag(sync=True)
 
     prices = ""
     # while Python sets traits, nothing is drawn
@@ -140,61 +150,41 @@ class Viewer(anywidget.AnyWidget):
         self.shown: list[tuple[Lane, int]] = []
         self.message = ""
         self.prompt = ""
-        self._folded: dict[int, set[int]] = {}
         super().__init__(**traits)
-        self.on_msg(self._received)
+        self.react(self.move, "cycle")
+        self.react(self.redraw, "width", "folded")
+
+    def react(self, action: Callable[[], None], *names: str) -> None:
+        """Call `action` when one of these traits is set outside `setting`."""
+
+        def reaction(change) -> None:
+            if not self._setting:
+                action()
+
+        self.observe(reaction, names)
 
     @contextlib.contextmanager
     def setting(self) -> Iterator[None]:
-        """Set traits in this block without their observers."""
-        before = self._setting
+        """Set traits in this block without reactions."""
         self._setting = True
         try:
             yield
         finally:
-            self._setting = before
+            self._setting = False
 
-    @traitlets.validate("cycle")
+    @traitlets.validate("cycle", "total_tokens", "depth")
     def _within_limits(self, proposal: dict) -> int:
         value = proposal["value"]
         low, high = self.limits.get(proposal["trait"].name, (value, value))
         return min(max(low, value), high)
 
-    def set_cycles(self, count: int) -> None:
-        """The number of cycles of the first lane."""
-        self.limits = {**self.limits, "cycle": (1, max(1, count))}
-
     def step(self, by: int) -> None:
         """Move `by` cycles; stays within the turn."""
         self.cycle += by
 
-    @traitlets.observe("cycle")
-    def _moved(self, change=None) -> None:
-        if not self._setting:
-            self.move()
-
-    @traitlets.observe("width")
-    def _resized(self, change=None) -> None:
-        self.redraw()
-
     def move(self) -> None:
-        """Called when another cycle is chosen."""
-        self._folded.clear()
+        """Another cycle was chosen."""
         self.redraw()
-
-    def fold(self, lane: int, nodes: list[int]) -> None:
-        """Fold the descendants of nodes of a lane's tree, or unfold folded ones."""
-        self._folded[lane] = self._folded.get(lane, set()) ^ set(nodes)
-        self.redraw()
-
-    def _received(self, _, message: dict, buffers=None) -> None:
-        """Handle a click in the page."""
-        action = message.get("do")
-        if action == "fold" and "node" in message:
-            self.fold(message["lane"], [message["node"]])
-        elif action == "fold":
-            for number, (lane, cycle) in enumerate(self.drawn()):
-                self.fold(number, panels.foldable(lane.cycles[cycle]))
 
     def drawn(self) -> list[tuple[Lane, int]]:
         """The lanes of `shown` that have a cycle to draw."""
@@ -213,17 +203,16 @@ class Viewer(anywidget.AnyWidget):
         width, answers_width = self.widths()
         # 1. a tree and its answers for each lane
         lanes = []
-        for number, (lane, cycle) in enumerate(drawn):
+        for lane, cycle in drawn:
             snapshot = lane.cycles[cycle]
-            tree = panels.tree_panel(snapshot, self._folded.get(number, ()))
-            answers = panels.answers_panel(lane.name, snapshot, answers_width - 16)
             facts = {
                 "drafted": len(snapshot.token) - 1,
                 "verified": sum(snapshot.verified) - 1,
                 "accepted": snapshot.accepted_tok,
             }
-            pictures = {"tree": panels.svg(tree, "tree-of-cycle"), "answers": panels.svg(answers)}
-            lanes.append({"name": lane.name, "facts": facts, **pictures})
+            tree = panels.svg(panels.tree_panel(snapshot, self.folded), "tree-of-cycle")
+            answers = panels.svg(panels.answers_panel(lane.name, snapshot, answers_width - 16))
+            lanes.append({"name": lane.name, "facts": facts, "tree": tree, "answers": answers})
         # 2. the first lane's text, and a strip of times for each
         page = {"message": self.message, "prompt": self.prompt, "lanes": lanes}
         if drawn:
@@ -232,32 +221,27 @@ class Viewer(anywidget.AnyWidget):
         self.page = page
 
     def picture(self, title: str = "", folded: bool = False):
-        """The current view as a matplotlib figure.
-
-        folded: without the branches beside the accepted paths.
-        """
+        """The current view as a matplotlib figure, its branches folded if asked."""
         drawn = self.drawn()
         if not drawn:
             raise SpecdecError(self.message or "there is no cycle to draw yet.")
         width, answers_width = self.widths()
         sheets = []
-        for number, (lane, cycle) in enumerate(drawn):
+        for lane, cycle in drawn:
             snapshot = lane.cycles[cycle]
-            hidden = self._folded.get(number, ())
-            if folded:
-                hidden = panels.foldable(snapshot)
-            sheet = panels.tree_panel(snapshot, hidden)
+            sheet = panels.tree_panel(snapshot, folded or self.folded)
             answers = panels.answers_panel(lane.name, snapshot, answers_width)
-            room = width - 12 - answers_width
-            if sheet.width <= room:
-                sheet.put(answers, room + 12, 0)
+            # beside the tree if there is room, else below
+            beside = width - answers_width
+            if sheet.width + 12 <= beside:
+                sheet.put(answers, beside, 0)
             else:
                 sheet.put(answers, 0, sheet.height + 8)
             sheets.append(sheet)
         width = int(max(width, *(sheet.width for sheet in sheets)))
         text = panels.text_panel(*drawn[0], width)
-        time = panels.time_panel(drawn, width, self.prices)
-        return panels.figure([text, time, *sheets], title)
+        strip = panels.time_panel(drawn, width, self.prices)
+        return panels.figure([text, strip, *sheets], title)
 
 
 class Explorer(Viewer):
@@ -277,37 +261,38 @@ class Explorer(Viewer):
 
     def __init__(self, recording: Recording, policies: dict[str, Policy]):
         self.recording = recording
-        self.policies = dict(policies)
+        self.policies = {name: checked_policy(policy) for name, policy in policies.items()}
         for name, policy in shipped_policies(recording).items():
-            self.policies.setdefault(name, checked_policy(policy))
+            self.policies.setdefault(name, policy)
         self._problem = ""
         self.prices = f"Milliseconds are predicted with the costs {recording.costs.name}."
+        # of (turn, name of the policy), replayed once
         self._lanes: dict[tuple[int, str], Lane] = {}
         # this cycle with the sliders' tree
         self._changed: Snapshot | None = None
         # 1. what can be chosen
         names = [(name, name) for name in self.policies]
+        titles = []
+        suites = recording.trace.turns["suite"]
+        for number, (suite, prompt) in enumerate(zip(suites, recording.prompts, strict=True)):
+            titles.append((f"{number + 1}. {suite}: {' '.join(prompt.split())[:60]}", number))
         choices = {
-            "turn": [(title, number) for number, title in enumerate(recording.titles)],
+            "turn": titles,
             "policy": names,
             "other": [(NOBODY, NOBODY), *names],
             "top_k": [(str(top_k), top_k) for top_k in recording.top_ks],
         }
-        limits = {
-            "total_tokens": (1, recording.trace.most_nodes + 1),
-            "depth": (0, recording.trace.depth),
-        }
-        super().__init__(controls=CHOSEN + STEPS + TREE, choices=choices, limits=limits)
+        trace = recording.trace
+        limits = {"total_tokens": (1, trace.most_nodes + 1), "depth": (0, trace.depth)}
+        super().__init__(controls=EXPLORING, choices=choices, limits=limits)
+        self.react(self.choose, "turn", "policy", "other", "bound")
+        self.react(self.try_tree, "total_tokens", "depth", "top_k")
         # 2. what it begins with
         with self.setting():
             self.policy = next(iter(self.policies))
             if "ours" in self.policies and not policies:
                 self.policy = "ours"
         self.choose()
-
-    @traitlets.validate("total_tokens", "depth")
-    def _tree_within_limits(self, proposal: dict) -> int:
-        return self._within_limits(proposal)
 
     @traitlets.validate("turn", "policy", "other", "top_k")
     def _one_of_the_choices(self, proposal: dict):
@@ -317,21 +302,13 @@ class Explorer(Viewer):
             raise SpecdecError(f"{name} is one of {values}, not {proposal['value']!r}.")
         return proposal["value"]
 
-    @traitlets.observe("turn", "policy", "other", "bound")
-    def _chosen(self, change=None) -> None:
-        if not self._setting:
-            self.choose()
-
-    @traitlets.observe("total_tokens", "depth", "top_k")
-    def _tree_chosen(self, change=None) -> None:
-        if not self._setting:
-            self.try_tree()
-
     def choose(self) -> None:
-        """Called when another text or other policies are chosen."""
+        """Another text or other policies were chosen."""
         names = [self.policy]
         if self.other not in (NOBODY, self.policy):
             names.append(self.other)
+        if self.bound:
+            names.append(CLAIRVOYANT)
         self._problem = ""
         self.shown = []
         for name in names:
@@ -339,14 +316,13 @@ class Explorer(Viewer):
                 self.shown.append((self.lane(name), 0))
             except SpecdecError as error:
                 self._problem = f"{name}: {error}"
-        if self.bound and self.shown:
-            self.shown.append((self.lane(CLAIRVOYANT), 0))
         self.prompt = self.recording.prompts[self.turn]
-        self.set_cycles(len(self.shown[0][0].cycles) if self.shown else 1)
+        count = len(self.shown[0][0].cycles) if self.shown else 1
+        self.limits = {**self.limits, "cycle": (1, count)}
         self.move()
 
     def lane(self, name: str) -> Lane:
-        """All cycles of a policy on the chosen text; each is replayed once."""
+        """All cycles of a policy on the chosen text."""
         key = (self.turn, name)
         if key not in self._lanes:
             if name == CLAIRVOYANT:
@@ -372,7 +348,7 @@ class Explorer(Viewer):
                 self.total_tokens, self.depth, top_k = cycle.tree
                 if top_k in self.recording.top_ks:
                     self.top_k = top_k
-        super().move()
+        self.redraw()
 
     def try_tree(self) -> None:
         """This cycle with the sliders' tree: its next tokens are exact, its time is predicted."""
@@ -382,18 +358,12 @@ class Explorer(Viewer):
         tree = TreeConfig(total, self.depth, self.top_k)
         lane, number = self.shown[0]
         drafted = lane.cycles[number]
-        new = snapshots.what_if(self.recording, self.turn, drafted.position, tree)
-        self._changed = new
-        self.message = (
-            f"What if {total} / {tree.depth} / {tree.top_k}: {new.accepted_tok} accepted in place "
-            f"of {drafted.accepted_tok}, {new.total_ms:.1f} ms in place of {drafted.total_ms:.1f}."
-        )
+        changed = snapshots.what_if(self.recording, self.turn, drafted.position, tree)
+        self._changed = changed
+        accepted = f"{changed.accepted_tok} accepted in place of {drafted.accepted_tok}"
+        spent = f"{changed.total_ms:.1f} ms in place of {drafted.total_ms:.1f}"
+        self.message = f"What if {total} / {tree.depth} / {tree.top_k}: {accepted}, {spent}."
         self.redraw()
-
-    def _received(self, _, message: dict, buffers=None) -> None:
-        super()._received(_, message)
-        if message.get("do") == "own":
-            self.move()
 
     def drawn(self) -> list[tuple[Lane, int]]:
         drawn = super().drawn()
@@ -403,3 +373,168 @@ class Explorer(Viewer):
             cycles[number] = self._changed
             drawn[0] = (dataclasses.replace(lane, cycles=cycles), number)
         return drawn
+
+
+def watch(
+    pair: Pair,
+    prompt="",
+    policies: dict[str, Policy] | Policy | None = None,
+    max_new_tokens: int = 128,
+    **settings,
+) -> Live:
+    """A view in which `prompt` is decoded while you watch; it waits for its start button.
+
+    prompt: text (a user's message if the tokenizer has a chat template), messages or ids, as in
+    `decode`. policies: by name, one of which is chosen; None: the pair's usual tree. settings: as
+    in `decode`. `result` is the Generation, finished or not.
+
+    >>> import specdec
+    >>> messages = [{"role": "user", "content": "What is 2 + 3?"}]
+    >>> pair = specdec.load_pair("tiny")
+    >>> view = specdec.watch(pair, messages, specdec.Static(8, 2, 3), max_new_tokens=8)
+    >>> view.start().wait().tokens == specdec.decode(view.pair, messages, max_new_tokens=8).tokens
+    True
+    """
+    check_kind("pair", pair, Pair)
+    check_integer("max_new_tokens", max_new_tokens, 1)
+    if not isinstance(policies, dict):
+        policies = {"fixed tree" if policies is None else type(policies).__name__: policies}
+    for policy in policies.values():
+        check_kind("each policy", policy, Policy | None)
+    return Live(pair, prompt, policies, max_new_tokens, settings)
+
+
+class Live(Viewer):
+    """The view of `watch`: one thread decodes and holds the pair; other users get an error.
+
+    result: the text so far; stopping keeps it, and every start replaces it.
+    """
+
+    words = traitlets.Unicode().tag(sync=True)
+    policy = traitlets.Unicode().tag(sync=True)
+    max_new_tokens = traitlets.Int().tag(sync=True)
+    running = traitlets.Bool(False).tag(sync=True)
+
+    def __init__(self, pair: Pair, prompt, policies: dict, max_new_tokens: int, settings: dict):
+        self.pair = pair
+        self.policies = policies
+        self.settings = settings
+        self.result: Generation | None = None
+        self._given = prompt
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        super().__init__(
+            controls=WATCHING,
+            choices={"policy": [(name, name) for name in policies]},
+            limits={"max_new_tokens": (1, max(100_000, max_new_tokens))},
+            words=str(prompt),
+            policy=next(iter(policies)),
+            max_new_tokens=max_new_tokens,
+        )
+        self.on_msg(self._clicked)
+        self.prices = f"Milliseconds are measured here, on {machine.hardware()['cpu']}."
+        self._say(READY)
+
+    def start(self) -> Live:
+        """Start decoding in the background. Errors are shown in the view."""
+        if self.running:
+            return self._say("It is decoding already; stop it first.")
+        # messages and ids stay as they were given while their text is unchanged
+        prompt = self.words if self.words != str(self._given) else self._given
+        try:
+            if isinstance(prompt, str) and not prompt.strip():
+                raise SpecdecError("there is no prompt; write a question and start again.")
+            policy = self.policies[self.policy]
+            limit = self.max_new_tokens
+            engine, policy = opened(self.pair, prompt, policy, limit, **self.settings)
+        except SpecdecError as error:
+            return self._say(str(error))
+        begun = dict(finish_reason="unfinished", text="")
+        self.result = Generation(engine.tokens, engine.prompt_tok, **begun)
+        self.shown = [(Lane(self.policy, []), 0)]
+        self.prompt = self.words
+        # in a thread, so that the kernel can hear the stop button
+        self._stop.clear()
+        self.running = True
+        work = (engine, Watched(policy))
+        self._thread = threading.Thread(target=self._decode, args=work, daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> Live:
+        """Stop after the current cycle; the decoded text stays."""
+        self._stop.set()
+        return self
+
+    def wait(self) -> Generation:
+        """The Generation once decoding has ended. SpecdecError if it never started."""
+        if self._thread is None or self.result is None:
+            raise SpecdecError(self.message or "nothing was started; call start() first.")
+        self._thread.join()
+        return self.result
+
+    def _clicked(self, _, message: dict, buffers=None) -> None:
+        """Handle a button of the page."""
+        actions = {"start": self.start, "stop": self.stop}
+        if message.get("do") in actions:
+            actions[message["do"]]()
+
+    def _decode(self, engine, watched: Watched) -> None:
+        """The whole turn, in its own thread."""
+        result = self.result
+        lane = self.shown[0][0]
+        ended = "Finished"
+        try:
+            with engine.inference():
+                self._cycles(engine, watched, lane)
+            if result.finish_reason == "unfinished":
+                ended = "Stopped"
+        except Exception as error:
+            # it would go unnoticed otherwise
+            ended = f"Decoding failed ({type(error).__name__}: {error}). Until then"
+        finally:
+            result.read(self.pair.reader)
+            self.running = False
+            count = f"{result.new_tok} tokens in {len(lane.cycles)} cycles"
+            self._newest(f"{ended}: {count}, {result.tokens_per_s:.1f} tokens/s.")
+
+    def _cycles(self, engine, watched: Watched, lane: Lane) -> None:
+        """Cycle after cycle, until the turn ends or is stopped."""
+        text = functools.cache(lambda token: snapshots.token_texts(self.pair, [token])[token])
+        redrawn = 0.0
+        steps = turn(engine, watched, self.result)
+        for tokens in steps:
+            position = len(lane.tokens) - 1
+            words = [text(token) for token in tokens]
+            lane.tokens += words
+            if self.result.rows:
+                row = self.result.rows[-1]
+                snapshot = snapshots.live_cycle(engine, watched, row, position, words, text)
+                lane.cycles.append(snapshot)
+            watched.begin()
+            if time.monotonic() - redrawn > REDRAWN_EVERY_S:
+                self._newest("Decoding ...")
+                redrawn = time.monotonic()
+            if self._stop.is_set():
+                break
+        # what holds the pair ends with the turn
+        steps.close()
+
+    def _newest(self, message: str) -> None:
+        """Show the last cycle."""
+        count = max(1, len(self.shown[0][0].cycles))
+        self.limits = {**self.limits, "cycle": (1, count)}
+        with self.setting():
+            self.cycle = count
+        self.message = message
+        self.move()
+
+    def move(self) -> None:
+        if self.shown:
+            self.shown = [(self.shown[0][0], self.cycle - 1)]
+        self.redraw()
+
+    def _say(self, message: str) -> Live:
+        self.message = message
+        self.redraw()
+        return self

@@ -41,8 +41,7 @@ GAP = 24
 BAR = 13
 PIXELS_PER_INCH = 96
 SHOWN_CHARACTERS = 11
-ACROSS = ("x", "x1", "x2")
-DOWN = ("y", "y1", "y2")
+VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥"})
 
 # (fill, border, ink) of a token by what became of it
 TEXT_LOOKS = {
@@ -67,26 +66,29 @@ NODE_LOOKS = {
 
 @dataclass
 class Panel:
-    """Shapes on a rectangle of `width` x `height` pixels, in drawing order. label: in words."""
+    """Shapes on a rectangle of `width` x `height` pixels, in drawing order. label: in words.
+
+    A shape is its SVG element's attributes; kind, on, node and tip are data for the page.
+    """
 
     width: float
     height: float = 0
     label: str = ""
     shapes: list[dict] = field(default_factory=list)
 
-    def rect(self, x, y, width, height, fill=PAPER, stroke="none", **more) -> None:
-        """more: weight (of the border), dash, tip (shown when pointed at), kind and node."""
+    def rect(self, x, y, width, height, fill=PAPER, stroke="none", weight=1, **data) -> None:
+        """data: dash, tip (shown when pointed at), kind and node."""
         shape = dict(shape="rect", x=x, y=y, width=width, height=height, fill=fill, stroke=stroke)
-        self.shapes.append(shape | more)
+        self.shapes.append({**shape, "stroke-width": weight, **data})
 
     def line(self, x1, y1, x2, y2, stroke=LINE, weight=1) -> None:
-        place = dict(x1=x1, y1=y1, x2=x2, y2=y2)
-        self.shapes.append(dict(shape="line", stroke=stroke, weight=weight, **place))
+        shape = dict(shape="line", x1=x1, y1=y1, x2=x2, y2=y2, stroke=stroke)
+        self.shapes.append({**shape, "stroke-width": weight})
 
-    def text(self, x, y, words: str, size=11, fill=INK, **more) -> None:
-        """y: of the baseline. more: bold, struck, anchor, kind, and on, the kind of its box."""
-        shape = dict(shape="text", x=x, y=y, words=printable(words), size=size, fill=fill)
-        self.shapes.append(shape | more)
+    def text(self, x, y, words: str, size=11, fill=INK, bold=False, **data) -> None:
+        """y: of the baseline. data: struck, anchor, kind, and on, the kind of its box."""
+        shape = dict(shape="text", x=x, y=y, words=printable(words), fill=fill, bold=bold)
+        self.shapes.append({**shape, "font-size": size, **data})
 
     def lines(self, x, y, words: str, width: float, fill=INK, size=10) -> float:
         """Words wrapped into lines; returns where the next line begins."""
@@ -98,39 +100,31 @@ class Panel:
     def put(self, panel: Panel, x: float, y: float) -> None:
         """Draw another panel at this place, and grow as far as it reaches."""
         for shape in panel.shapes:
-            shape = dict(shape)
-            for name in shape:
-                if name in ACROSS:
-                    shape[name] += x
-                elif name in DOWN:
-                    shape[name] += y
-            self.shapes.append(shape)
+            moved = dict(shape)
+            for name in moved.keys() & {"x", "x1", "x2"}:
+                moved[name] += x
+            for name in moved.keys() & {"y", "y1", "y2"}:
+                moved[name] += y
+            self.shapes.append(moved)
         self.width = max(self.width, x + panel.width)
         self.height = max(self.height, y + panel.height)
 
 
 def wide(words: str, size: float = 11) -> float:
     """Width of a text in pixels."""
-    cells = 0
-    for character in words:
-        cells += 2 if unicodedata.east_asian_width(character) in "WF" else 1
-    return cells * size * ADVANCE
+    double = sum(unicodedata.east_asian_width(character) in "WF" for character in words)
+    return (len(words) + double) * size * ADVANCE
 
 
 def printable(text: str) -> str:
     """`text` with control characters, which XML forbids, replaced by a dot."""
-    result = ""
-    for character in text:
-        if unicodedata.category(character) in ("Cc", "Cs", "Cn"):
-            character = "·"
-        result += character
-    return result
+    forbidden = {char for char in text if unicodedata.category(char) in ("Cc", "Cs", "Cn")}
+    return text.translate({ord(char): "·" for char in forbidden})
 
 
 def readable(token: str) -> str:
     """A token's text with visible white space and limited length."""
-    text = token.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
-    text = printable(text) or "∅"
+    text = printable(token.translate(VISIBLE)) or "∅"
     if len(text) > SHOWN_CHARACTERS:
         text = text[: SHOWN_CHARACTERS - 1] + "…"
     return text
@@ -157,8 +151,8 @@ def text_panel(lane: Lane, cycle: int, width: int = WIDTH) -> Panel:
         fill, border, ink = TEXT_LOOKS[kind]
         if fill or border:
             panel.rect(x, y - 14, reach - 1, 18, fill or PAPER, border or "none", kind=kind)
-        look = dict(kind=kind, on=kind, struck=kind == "refused", bold=kind == "accepted")
-        panel.text(x + 2, y, words, 12, ink, **look)
+        look = dict(bold=kind == "accepted", struck=kind == "refused")
+        panel.text(x + 2, y, words, 12, ink, **look, kind=kind, on=kind)
         x += reach
         if "\n" in token:
             x = 4.0
@@ -201,47 +195,41 @@ class Box:
 
     @property
     def width(self) -> float:
-        width = wide(self.words) + 12
-        if self.numbers:
-            width += wide(self.numbers, 8) + 6
-        return width
+        return wide(self.words) + wide(self.numbers, 8) + 18
 
     @property
-    def reach(self) -> float:
-        """Its width with the tag that counts hidden children."""
-        if not self.hidden:
-            return self.width
-        return self.width + wide(f"+{self.hidden}", 8) + 8
+    def tag(self) -> float:
+        """Width of the tag that counts hidden children."""
+        return wide(f"+{self.hidden}", 8) + 8 if self.hidden else 0.0
 
 
-def tree_panel(snapshot: Snapshot, folded: Sequence[int] = ()) -> Panel:
+def tree_panel(snapshot: Snapshot, folded: bool = False) -> Panel:
     """The draft tree, root left; children that SIZE cut off are counted.
 
     Numbers in a box: probability after its parent, cumulative log-probability of its path. folded:
-    nodes whose descendants are drawn as one box.
+    what is below the nodes beside the accepted path is drawn as one box.
     """
-    boxes = tree_boxes(snapshot, set(folded))
+    boxes = tree_boxes(snapshot, folded)
     depth, row = places([box.parent for box in boxes])
     # 1. columns as wide as their widest box
     columns = [0.0] * (max(depth) + 1)
     for box, level in zip(boxes, depth, strict=True):
-        columns[level] = max(columns[level], box.reach)
-    left = [6 + sum(columns[:level]) + GAP * level for level in range(len(columns))]
+        columns[level] = max(columns[level], box.width + box.tag)
+    begin = [6 + sum(columns[:level]) + GAP * level for level in range(len(columns))]
     middle = [8 + place * PITCH + BOX / 2 for place in row]
     path = " ".join(repr(snapshot.token[node]) for node in snapshot.accepted[1:])
     label = f"Draft tree: {tree_words(snapshot)}; accepted {path or 'nothing'}"
-    panel = Panel(left[-1] + columns[-1] + 8, (max(row) + 1) * PITCH + 10, label)
+    panel = Panel(begin[-1] + columns[-1] + 8, (max(row) + 1) * PITCH + 10, label)
     # 2. lines below the boxes
     for number, box in enumerate(boxes[1:], start=1):
-        begin = left[depth[box.parent]] + boxes[box.parent].reach
-        line = (begin, middle[box.parent], left[depth[number]], middle[number])
-        if box.kind in ("accepted", "bonus"):
-            panel.line(*line, stroke=ACCEPTED, weight=3)
-        else:
-            panel.line(*line)
+        above = boxes[box.parent]
+        end = begin[depth[box.parent]] + above.width + above.tag
+        stroke, weight = (ACCEPTED, 3) if box.kind in ("accepted", "bonus") else (LINE, 1)
+        line = (end, middle[box.parent], begin[depth[number]], middle[number])
+        panel.line(*line, stroke, weight)
     # 3. the boxes
     for box, level, y in zip(boxes, depth, middle, strict=True):
-        _draw_box(panel, box, left[level], y)
+        _draw_box(panel, box, begin[level], y)
     return panel
 
 
@@ -251,24 +239,25 @@ def _draw_box(panel: Panel, box: Box, x: float, y: float) -> None:
     end = x + box.width
     if box.hidden:
         tip = f"{box.hidden} drafted and cut: never verified"
-        look = dict(weight=0.8, dash=True, tip=tip)
-        panel.rect(end, y - 6, box.reach - box.width, 12, PAPER, FAINT, **look)
+        panel.rect(end, y - 6, box.tag, 12, PAPER, FAINT, 0.8, dash=True, tip=tip)
         panel.text(end + 3, y + 3, f"+{box.hidden}", 8, FAINT)
-    look = dict(weight=weight, dash=dash, tip=box.tip, kind=box.kind, node=box.node)
-    panel.rect(x, y - BOX / 2, box.width, BOX, fill, border, **look)
-    bold = box.kind in ("accepted", "bonus")
-    panel.text(x + 6, y + 4, box.words, 11, ink, on=box.kind, bold=bold)
+    data = dict(dash=dash, tip=box.tip, kind=box.kind, node=box.node)
+    panel.rect(x, y - BOX / 2, box.width, BOX, fill, border, weight, **data)
+    panel.text(x + 6, y + 4, box.words, 11, ink, box.kind in ("accepted", "bonus"), on=box.kind)
     panel.text(end - 6, y + 3, box.numbers, 8, ink, on=box.kind, anchor="end")
 
 
-def tree_boxes(snapshot: Snapshot, folded: set[int]) -> list[Box]:
+def tree_boxes(snapshot: Snapshot, folded: bool) -> list[Box]:
     """The boxes to draw, root first, level by level."""
-    # 1. children that were verified, and how many were not
+    # 1. children that were verified, how many were not, and how many nodes are below each
     children: list[list[int]] = [[] for _ in snapshot.token]
+    below = [0] * len(snapshot.token)
     hidden = [0] * len(snapshot.token)
-    for node, parent in enumerate(snapshot.parent[1:], start=1):
+    for node in range(len(snapshot.token) - 1, 0, -1):
+        parent = snapshot.parent[node]
         if snapshot.verified[node]:
-            children[parent].append(node)
+            children[parent].insert(0, node)
+            below[parent] += 1 + below[node]
         else:
             hidden[parent] += 1
     # 2. level by level
@@ -278,20 +267,15 @@ def tree_boxes(snapshot: Snapshot, folded: set[int]) -> list[Box]:
         node, parent = queue.pop(0)
         place = len(boxes)
         boxes.append(_node_box(snapshot, node, parent, hidden[node]))
-        if node in folded and children[node] and node not in snapshot.accepted:
-            below = _descendants(children, node)
-            tip = "folded: double click to unfold"
-            boxes.append(Box(place, node, "folded", f"▸ {below}", tip=tip))
+        if folded and below[node] and node not in snapshot.accepted:
+            tip = "folded: f unfolds all"
+            boxes.append(Box(place, node, "folded", f"▸ {below[node]}", tip=tip))
             continue
         queue += [(child, place) for child in children[node]]
         if node == snapshot.accepted[-1] and snapshot.bonus is not None:
             tip = "bonus token: the target's own choice"
             boxes.append(Box(place, -1, "bonus", readable(snapshot.bonus), tip=tip))
     return boxes
-
-
-def _descendants(children: list[list[int]], node: int) -> int:
-    return sum(1 + _descendants(children, child) for child in children[node])
 
 
 def _node_box(snapshot: Snapshot, node: int, parent: int, hidden: int) -> Box:
@@ -316,18 +300,8 @@ def tree_words(snapshot: Snapshot) -> str:
     return f"root + {nodes}, depth {depth} (paths of {depth + 1}), k {top_k}"
 
 
-def foldable(snapshot: Snapshot) -> list[int]:
-    """Nodes off the accepted path whose descendants can be folded."""
-    path = set(snapshot.accepted)
-    nodes = set()
-    for parent, verified in zip(snapshot.parent, snapshot.verified, strict=True):
-        if verified and parent > 0 and parent not in path and snapshot.parent[parent] in path:
-            nodes.add(parent)
-    return sorted(nodes)
-
-
 def places(parents: Sequence[int]) -> tuple[list[int], list[float]]:
-    """(depth, row) of every node.
+    """(depth, row) of every node; parents come before their children.
 
     Leaves take the next free row, an inner node the middle of its children.
     """
@@ -369,7 +343,7 @@ def answers_panel(name: str, snapshot: Snapshot, width: int = 350) -> Panel:
         for asked in flags:
             y += BAR
             label = f"call {asked.expansions + 1}: {asked.answer}"
-            _bar(panel, y, label, asked.values[1], f"{asked.values[1]:.2f}", asked.chosen == 1)
+            _bar(panel, y, label, asked.values[1], asked.values[1], asked.chosen == 1)
         y += 18
     # 3. the others; of several forecasts of the stop only the last is drawn
     rest = [asked for asked in snapshot.asked if asked not in flags]
@@ -384,37 +358,32 @@ def answers_panel(name: str, snapshot: Snapshot, width: int = 350) -> Panel:
 def _answer(panel: Panel, asked: Asked, y: float) -> float:
     """One question with its bars; returns where the next begins."""
     # 1. the question and the answer
-    title = f"{asked.kind.upper()}: {asked.answer}"
-    if asked.kind == "extend":
-        title = f"EXTEND after call {asked.expansions + 1}: {asked.answer}"
-    unit = asked.unit if asked.labels else ""
-    if unit == "value":
-        unit = "predicted value, tokens"
-    y = panel.lines(4, y, title, panel.width)
-    y = panel.lines(4, y, unit, panel.width, FAINT)
+    when = f" after call {asked.expansions + 1}" if asked.kind == "extend" else ""
+    y = panel.lines(4, y, f"{asked.kind.upper()}{when}: {asked.answer}", panel.width)
     # 2. bars from 0 to 1, or from the lowest value to the highest
+    unit = asked.unit if asked.labels else ""
     low = 0.0
     high = 1.0
-    if asked.unit == "value":
+    if unit == "value":
+        unit = "predicted value, tokens"
         low = min(asked.values)
         high = max(asked.values)
+    y = panel.lines(4, y, unit, panel.width, FAINT)
     for number, (label, value) in enumerate(zip(asked.labels, asked.values, strict=True)):
         share = (value - low) / (high - low) if high > low else 1.0
-        _bar(panel, y, label, share, f"{value:.2f}", number == asked.chosen)
+        _bar(panel, y, label, share, value, number == asked.chosen)
         y += BAR
     return y + 6
 
 
-def _bar(panel: Panel, y: float, label: str, share: float, number: str, chosen: bool) -> None:
-    """One bar with its label and its number."""
+def _bar(panel: Panel, y: float, label: str, share: float, value: float, chosen: bool) -> None:
+    """One bar with its label and its value."""
     begin = 144
     width = panel.width - begin - 44
     panel.text(6, y, label, 10, bold=chosen)
-    panel.rect(begin, y - 8, width, 9, PAPER, LINE, weight=0.6)
-    kind = "taken" if chosen else "choice"
-    fill = INK if chosen else LINE
-    panel.rect(begin, y - 8, max(1.0, width * share), 9, fill, kind=kind)
-    panel.text(begin + width + 4, y, number, 10, bold=chosen)
+    panel.rect(begin, y - 8, width, 9, PAPER, LINE, 0.6)
+    panel.rect(begin, y - 8, max(1.0, width * share), 9, INK if chosen else LINE)
+    panel.text(begin + width + 4, y, f"{value:.2f}", 10, bold=chosen)
 
 
 # 4. the time
@@ -425,7 +394,6 @@ def time_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH, prices: st
 
     prices: the source of these times.
     """
-    lanes = [(lane, number) for lane, number in lanes if lane.cycles]
     panel = Panel(width, label="; ".join(facts_of(lane, number) for lane, number in lanes))
     # 1. one scale for the cycles, and one for the turns
     middle = width * 0.4
@@ -436,30 +404,25 @@ def time_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH, prices: st
         # 2. words, and the parts of this cycle
         y = panel.lines(4, y + 14, facts_of(lane, number), width, size=11) - 14
         x = 4.0
-        for part in PARTS:
-            spent_ms = lane.cycles[number].times[part]
-            look = dict(weight=0.6, tip=f"{part}: {spent_ms:.2f} ms", kind=part)
-            panel.rect(x, y + 5, spent_ms * scale, 12, SHADES[part], INK, **look)
+        for part, spent_ms in lane.cycles[number].times.items():
+            tip = f"{part}: {spent_ms:.2f} ms"
+            panel.rect(x, y + 5, spent_ms * scale, 12, SHADES[part], INK, 0.6, tip=tip, kind=part)
             x += spent_ms * scale
         # 3. all cycles of the turn
         x = middle
         for index, cycle in enumerate(lane.cycles):
             tip = f"cycle {index + 1}: {cycle.kept_tok} tokens in {cycle.total_ms:.1f} ms"
             fill = WRITTEN if index < number else PAPER
-            weight = 0.5
-            if index == number:
-                fill = BONUS
-                weight = 1.6
+            look = (BONUS, INK, 1.6) if index == number else (fill, INK, 0.5)
             length = cycle.total_ms * (width - 8 - middle) / turn_ms
-            look = dict(weight=weight, tip=tip, kind="cycle", node=index)
-            panel.rect(x, y + 5, length, 12, fill, INK, **look)
+            panel.rect(x, y + 5, length, 12, *look, tip=tip, kind="cycle", node=index)
             x += length
         y += 22
     # 4. the legend
     x = 4.0
     y += 12
     for part in PARTS:
-        panel.rect(x, y - 9, 10, 10, SHADES[part], INK, weight=0.6)
+        panel.rect(x, y - 9, 10, 10, SHADES[part], INK, 0.6)
         panel.text(x + 14, y, part, 10)
         x += wide(part, 10) + 28
     x = max(x, middle)
@@ -470,12 +433,10 @@ def time_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH, prices: st
 def facts_of(lane: Lane, number: int) -> str:
     """One line: this cycle's tokens and time, and the average speed so far."""
     cycle = lane.cycles[number]
-    speed = f"{lane.tokens_per_s(number):.1f} tokens/s so far"
+    facts = f"{lane.name}, cycle {number + 1}/{len(lane.cycles)}: {cycle.accepted_tok} accepted in "
+    facts += f"{cycle.total_ms:.1f} ms · {lane.tokens_per_s(number):.1f} tokens/s so far"
     speedup = lane.speedup(number)
-    if speedup is not None:
-        speed += f", {speedup:.2f} x plain"
-    count = f"{lane.name}, cycle {number + 1}/{len(lane.cycles)}"
-    return f"{count}: {cycle.accepted_tok} accepted in {cycle.total_ms:.1f} ms · {speed}"
+    return facts if speedup is None else f"{facts}, {speedup:.2f} x plain"
 
 
 # 5. drawing
@@ -491,30 +452,28 @@ def svg(panel: Panel, kind: str = "") -> str:
     return head + "".join(map(_element, panel.shapes)) + "</svg>"
 
 
+# attributes that are on or off
+FLAGS = {
+    "dash": ' stroke-dasharray="3 2"',
+    "bold": ' font-weight="bold"',
+    "struck": ' text-decoration="line-through"',
+}
+RENAMED = {name: f"data-{name}" for name in ("kind", "on", "node", "tip")}
+RENAMED["anchor"] = "text-anchor"
+
+
 def _element(shape: dict) -> str:
     """A shape as an SVG element, with what the page may ask of it as data."""
-    parts = [f"<{shape['shape']}"]
-    for name in (*ACROSS, *DOWN, "width", "height"):
-        if name in shape:
-            parts.append(f'{name}="{shape[name]:.1f}"')
-    for name in ("kind", "on", "node", "tip"):
-        if shape.get(name) not in (None, ""):
-            parts.append(f'data-{name}="{escape(str(shape[name]))}"')
-    if "fill" in shape:
-        parts.append(f'fill="{shape["fill"]}"')
-    if shape["shape"] == "text":
-        parts.append(f'font-size="{shape["size"]}"')
-        if shape.get("bold"):
-            parts.append('font-weight="bold"')
-        if shape.get("struck"):
-            parts.append('text-decoration="line-through"')
-        if shape.get("anchor"):
-            parts.append(f'text-anchor="{shape["anchor"]}"')
-        return f"{' '.join(parts)}>{escape(shape['words']).replace(' ', chr(0xA0))}</text>"
-    parts.append(f'stroke="{shape["stroke"]}" stroke-width="{shape.get("weight", 1)}"')
-    if shape.get("dash"):
-        parts.append('stroke-dasharray="3 2"')
-    return " ".join(parts) + "/>"
+    element = f"<{shape['shape']}"
+    for name, value in shape.items():
+        if name in FLAGS:
+            element += FLAGS[name] if value else ""
+        elif name not in ("shape", "words") and value != "":
+            value = f"{value:.1f}" if isinstance(value, float) else escape(str(value))
+            element += f' {RENAMED.get(name, name)}="{value}"'
+    if "words" not in shape:
+        return f"{element}/>"
+    return f"{element}>{escape(shape['words']).replace(' ', chr(0xA0))}</text>"
 
 
 def figure(panels: Sequence[Panel], title: str = ""):
@@ -535,29 +494,33 @@ def figure(panels: Sequence[Panel], title: str = ""):
         axes.set_axis_off()
         axes.set(xlim=(0, sheet.width), ylim=(sheet.height, 0))
         for shape in sheet.shapes:
-            weight = 0.75 * shape.get("weight", 1)
+            if shape["shape"] == "text":
+                _write(axes, shape)
+                continue
+            weight = 0.75 * shape["stroke-width"]
             if shape["shape"] == "line":
                 x, y = (shape["x1"], shape["x2"]), (shape["y1"], shape["y2"])
                 axes.plot(x, y, zorder=0.9, color=shape["stroke"], linewidth=weight)
-            elif shape["shape"] == "rect":
-                look = dict(facecolor=shape["fill"], edgecolor=shape["stroke"], linewidth=weight)
-                if shape.get("dash"):
-                    look["linestyle"] = (0, (3, 2))
-                corner = (shape["x"], shape["y"])
-                axes.add_patch(Rectangle(corner, shape["width"], shape["height"], **look))
-            else:
-                _write(axes, shape)
+                continue
+            look = dict(facecolor=shape["fill"], edgecolor=shape["stroke"], linewidth=weight)
+            if shape.get("dash"):
+                look["linestyle"] = (0, (3, 2))
+            corner = (shape["x"], shape["y"])
+            axes.add_patch(Rectangle(corner, shape["width"], shape["height"], **look))
     return picture
 
 
 def _write(axes, shape: dict) -> None:
     """A text of `figure`; a rejected token is struck out."""
-    look = dict(fontsize=0.75 * shape["size"], color=shape["fill"], va="baseline")
-    look |= dict(family="DejaVu Sans Mono", parse_math=False)
-    look["ha"] = "right" if shape.get("anchor") == "end" else "left"
-    look["weight"] = "bold" if shape.get("bold") else "normal"
+    size = shape["font-size"]
+    look = dict(fontsize=0.75 * size, color=shape["fill"], va="baseline", parse_math=False)
+    look |= dict(family="DejaVu Sans Mono", ha="left", weight="normal")
+    if shape.get("anchor") == "end":
+        look["ha"] = "right"
+    if shape["bold"]:
+        look["weight"] = "bold"
     axes.text(shape["x"], shape["y"], shape["words"], **look)
     if shape.get("struck"):
-        end = shape["x"] + wide(shape["words"], shape["size"])
+        end = shape["x"] + wide(shape["words"], size)
         y = shape["y"] - 4
         axes.plot([shape["x"], end], [y, y], color=shape["fill"], linewidth=1)

@@ -32,8 +32,8 @@ from specdec.models.eagle_files import read_checkpoint
 from specdec.models.eagle_network import layer_like, network_of
 from specdec.models.heads import read_heads
 from specdec.replays import record
-from specdec.replays.columns import stacked, write_columns
 from specdec.replays.record import RecordConfig
+from specdec.replays.trace import stacked_columns, write_columns
 
 DRAFT_VOCABULARY = 32_000  # of published EAGLE-3 drafters
 PROMPT_TOK = 1024  # the longest prompt to reserve memory for
@@ -305,7 +305,7 @@ def estimate_record(
     >>> needed.turns, needed.fits
     (1, True)
     """
-    config = record.record_config(config, settings)
+    config = runs.configured(config, RecordConfig, settings)
     record.check(pair, config)
     check_integer("samples", samples, 1)
     items = [item for _, item in record.parted_items(prompts, config)]
@@ -336,7 +336,7 @@ def estimate_record(
     turns = sum(len(item.turns) for item in items)
     positions = turns * (answer_tok - 1)
     size = positions * _written_bytes(tables) / grown + len(items) * TURN_BYTES
-    size += turns * min(config.acceptance_distributions, answer_tok) * DISTRIBUTION_BYTES
+    size += turns * min(config.lengths, answer_tok) * DISTRIBUTION_BYTES
     return RecordEstimate(
         pair=pair.name,
         dtype=dtype_name(pair.target.dtype),
@@ -356,8 +356,7 @@ def _written_bytes(tables: list[dict]) -> int:
         for name in ("positions", "trees", "family"):
             parts = [table[name] for table in tables if table[name]]
             if parts:
-                columns = {column: stacked([part[column] for part in parts]) for column in parts[0]}
-                path = write_columns(Path(folder) / f"{name}.parquet", columns)
+                path = write_columns(Path(folder) / f"{name}.parquet", stacked_columns(parts))
                 written += path.stat().st_size
     return written
 

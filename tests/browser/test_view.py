@@ -44,15 +44,9 @@ def test_what_the_page_shows_and_what_keys_and_clicks_do(page, explorer):
         assert page.evaluate("model.data.cycle") == place
     page.locator(".time [data-kind=cycle]").nth(3).click()
     assert page.evaluate("model.data.cycle") == 4
-    # 2. folding and the tree of one's own are Python's
+    # 2. folding is Python's
     page.keyboard.press("f")
-    tree.locator("[data-kind=verified]").first.dblclick()
-    page.locator("button", has_text="own tree").click()
-    every, branch, own = page.evaluate("model.sent")
-    assert every == {"do": "fold"}
-    assert branch["lane"] == 0
-    assert cycle.verified[branch["node"]]
-    assert own == {"do": "own"}
+    assert page.evaluate("model.data.folded") is True
     tree.locator("rect[data-kind=accepted]").first.hover()
     assert "accepted; probability" in page.inner_text(".tip")
 
@@ -100,15 +94,8 @@ def test_240_nodes_can_be_zoomed(page, explorer):
     assert page.inner_text(".message") == ""
 
 
-def test_lanes_come_and_go_and_a_lost_kernel_is_said(page, explorer):
+def test_a_lost_kernel_is_said(page, explorer):
     show(page, explorer)
-    explorer.policy, explorer.other, explorer.bound = "LTD", "RADAR", True
-    redraw(page, explorer)
-    assert page.locator(".lane").count() == 3
-    assert "clairvoyant" in page.inner_text(".time")
-    explorer.other, explorer.bound = "no policy", False
-    redraw(page, explorer)
-    assert page.locator(".lane").count() == 1
     page.evaluate("fire('comm:close')")
     assert page.inner_text(".message").startswith("The kernel behind this view has gone")
 

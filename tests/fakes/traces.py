@@ -6,8 +6,7 @@ import pandas as pd
 from specdec.core.policy import RandomPolicy
 from specdec.core.tree_config import CopiedTree, TreeConfig, pool_size
 from specdec.costs.model import CostModel
-from specdec.replays.columns import Column
-from specdec.replays.trace import NEVER, SCHEMA, Trace, path_ranks
+from specdec.replays.trace import NEVER, SCHEMA, Column, Trace, path_ranks
 
 
 def round_costs(**fields) -> CostModel:

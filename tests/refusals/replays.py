@@ -4,6 +4,7 @@ judge.
 
 import specdec
 from refusals import row
+from specdec import StaticShape
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.core.protocols import Drafter
@@ -48,98 +49,49 @@ def of_two_pairs(given):
     trace.joined([given.trace, other], 3)
 
 
-DISTRIBUTIONS = dict(acceptance_distributions=1)
 OUTSIDE = "need top_k=10 and depth >= 7"
 FAMILY = "family is the most children"
-
+WIDTH = "top_k must be an integer of at least 1"
 LAST_IS_BAD = [[3, 4], [3, 10**9]]
+BAD = "token id 1000000000"
 
 ROWS = [
-    row(
-        "a recording's last prompt",
-        lambda given: record(given.pair, LAST_IS_BAD),
-        "prompts/1: token id 1000000000",
-    ),
-    row(
-        "an audit's last prompt",
-        lambda given: specdec.audit(given.pair, LAST_IS_BAD),
-        "prompt 1: token id 1000000000",
-    ),
-    row(
-        "measuring's",
-        lambda given: evaluate({"a": None}, LAST_IS_BAD, given.pair),
-        "prompts/1: token id 1000000000",
-    ),
-    row("a recorded width of 0", settings(top_ks=(2, 0)), "top_k must be an integer of at least 1"),
-    row(
-        "no width at all",
-        settings(top_ks=(), trees=()),
-        "top_k must be an integer of at least 1, got 0",
-    ),
+    row("a recording's last prompt", lambda given: record(given.pair, LAST_IS_BAD), BAD),
+    row("an audit's", lambda given: specdec.audit(given.pair, LAST_IS_BAD), f"prompt 1: {BAD}"),
+    row("measuring's", lambda given: evaluate({"a": None}, LAST_IS_BAD, given.pair), BAD),
+    row("a recorded width of 0", settings(top_ks=(2, 0)), WIDTH),
+    row("no width at all", settings(top_ks=(), trees=()), f"{WIDTH}, got 0"),
     row("no depth", settings(depth=0), "depth must be an integer of at least 1"),
     row("no nodes", settings(most_nodes=0), "most_nodes must be an integer of at least 1"),
-    row(
-        "distributions without width 10",
-        settings(**DISTRIBUTIONS, top_ks=(9,), trees=(), depth=7),
-        OUTSIDE,
-    ),
-    row("distributions of shallow trees", settings(**DISTRIBUTIONS, depth=6), OUTSIDE),
+    row("lengths without width 10", settings(lengths=1, top_ks=(9,), trees=(), depth=7), OUTSIDE),
+    row("lengths of shallow trees", settings(lengths=1, depth=6), OUTSIDE),
     row("a family without levels", settings(family=(3,)), FAMILY),
+    row("a family of no nodes", settings(family=(3, 0)), FAMILY),
     row("no such part", settings(part="tset"), "'tset'", "did you mean 'test'"),
     row(
         "nothing that drafts",
         lambda given: check(Pair(given.pair.target), RecordConfig()),
         "no drafter to record",
     ),
-    row(
-        "deeper than it drafts",
-        drafter({"deepest": 3}, depth=4),
-        "no deeper than depth 3; record it with depth=3",
-    ),
-    row(
-        "n-grams of other cycles",
-        drafter({"extra_rows": 1}),
-        "depend on the cycles that went before",
-    ),
+    row("deeper than it drafts", drafter({"deepest": 3}, depth=4), "record it with depth=3"),
+    row("n-grams of other cycles", drafter({"extra_rows": 1}), "on the cycles that went before"),
     row("a family of any drafter", drafter({}, family=(3, 2)), "EAGLE"),
     row(
-        "distributions of copies",
-        drafter({"copied_levels": 5}, **DISTRIBUTIONS),
-        "of drafters that copy nothing",
+        "lengths of copies", drafter({"copied_levels": 5}, lengths=1), "drafters that copy nothing"
     ),
-    row(
-        "longer copies than trees",
-        drafter({"copied_levels": 5}, depth=3),
-        "copies of 5 tokens",
-        "depth 4 at least",
-    ),
-    row(
-        "recorded in vain",
-        lambda given: record(given.pair, [[1, 2]], top_ks=(0,)),
-        "top_k must be an integer",
-    ),
+    row("longer copies than trees", drafter({"copied_levels": 5}, depth=3), "depth 4 at least"),
     row("a width that was not recorded", replayed(Static(5, 2, 10)), "top_k=10"),
     row("deeper than recorded", replayed(Static(5, 6, 3)), "recorded to depth 4"),
     row("more nodes than recorded", replayed(Static(25, 4, 3)), "at most 20"),
-    row(
-        "a fixed shape",
-        replayed(Static(shape=specdec.StaticShape([(0,), (1,)]))),
-        "TreeConfig only",
-    ),
+    row("a fixed shape", replayed(Static(shape=StaticShape([(0,), (1,)]))), "TreeConfig only"),
     row("copies that nobody made", replayed(Static.of(CopiedTree(4))), "copies nothing"),
     row("an answer before it was asked", replayed(Static(5, 2, 3), policy_ms=-1.0), "policy_ms"),
     row("a depth of 5", judged(3, 5), "depth 5 was asked for"),
     row("a depth below 0", judged(3, -1), "depth -1 was asked for"),
-    row("a width of 2", judged(2), "top_k=2"),
     row("a beam", judged(3, beam=(1,)), "top_k=3 with beam=(1,) was not recorded, only (3,)"),
     row("one node too many", judged(3, 4, 21), "21 nodes were asked for", "at most 20"),
     row("a part without turns", lambda given: given.trace.select(part="tune"), "no recorded turn"),
-    row(
-        "costs of other widths",
-        lambda given: given.trace.restrict({"top_k": (5, 9)}),
-        "top_k 5 to 9",
-        "not recorded",
-    ),
+    row("other widths", lambda given: given.trace.restrict({"top_k": (5, 9)}), "top_k 5 to 9"),
     row("no texts to count", lambda given: copy_odds_of(given.trace, NgramConfig()), "no texts"),
     row("two pairs", of_two_pairs, "different pairs cannot be joined"),
     row("no recording", lambda given: trace.open_trace(given.folder), "trace.json"),

@@ -11,11 +11,10 @@ from fakes.traces import round_costs
 from specdec.core.policy import RandomPolicy, Static
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.replays import static_trees
-from specdec.replays.columns import Column
 from specdec.replays.oracle import clairvoyant, headroom, kept_bound
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import best_static, static_grid
-from specdec.replays.trace import NEVER, Trace
+from specdec.replays.trace import NEVER, Column, Trace
 
 DRAFT = dict(
     widths=(1, 4),

@@ -9,22 +9,21 @@ import pytest
 import specdec
 from specdec.core.policy import Policy, Static
 from specdec.core.tree_config import TreeConfig
+from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.replays import snapshots
 from specdec.report import explorer_panels as panels
-from specdec.report.explorer import FOLDER, explore
-
-SHIPPED = FOLDER / "recordings" / "smollm2"
+from specdec.report.explorer import explore
 
 
 @pytest.fixture(scope="module")
-def recording():
-    return snapshots.open_recording(SHIPPED)
+def explorer():
+    return explore()
 
 
 @pytest.fixture(scope="module")
-def explorer(recording):
-    return explore(recording)
+def recording(explorer):
+    return explorer.recording
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def boxes(panel, *kinds):
 
 
 def test_the_shipped_recording_is_whole(recording):
-    assert len(recording.titles) == 6
+    assert len(recording.prompts) == 6
     assert recording.top_ks == [2, 4, 10]
     tokens = {int(token) for token in recording.trace.trees(10).tokens.ravel()}
     assert tokens <= set(recording.texts)
@@ -64,7 +63,7 @@ def test_the_tree_shows_every_verified_node_once_and_nothing_overlaps(recording,
 
 def test_folded_branches_are_counted(recording):
     snapshot = snapshots.what_if(recording, 0, 0, TreeConfig(60, 7, 10))
-    folded = panels.tree_panel(snapshot, panels.foldable(snapshot))
+    folded = panels.tree_panel(snapshot, folded=True)
     words = " ".join(shape.get("words", "") for shape in folded.shapes)
     hidden = sum(map(int, re.findall(r"▸ (\d+)", words)))
     assert hidden > 10
@@ -107,17 +106,18 @@ def test_stepping_and_another_tree_in_a_cycle(explorer):
     explorer.policy, explorer.cycle = "ours", 2
     lane, number = explorer.shown[0]
     before = explorer.page["lanes"][0]["tree"]
+    drafted = lane.cycles[number].tree
     explorer.total_tokens, explorer.depth, explorer.top_k = 12, 4, 2
     tree = TreeConfig(12, 4, 2)
     other = snapshots.what_if(explorer.recording, 0, lane.cycles[number].position, tree)
     assert explorer.message.startswith(f"What if 12 / 4 / 2: {other.accepted_tok} accepted")
     assert explorer.page["lanes"][0]["facts"]["verified"] == 11
     assert f"in {other.total_ms:.1f} ms" in explorer.page["time"].replace("\u00a0", " ")
-    explorer._received(explorer, {"do": "own"})
+    explorer.step(1)
+    explorer.step(-1)
     assert explorer.page["lanes"][0]["tree"] == before
     assert explorer.message == ""
-    chosen = (explorer.total_tokens, explorer.depth, explorer.top_k)
-    assert chosen == lane.cycles[number].tree
+    assert (explorer.total_tokens, explorer.depth, explorer.top_k) == drafted
 
 
 def test_two_policies_and_the_clairvoyant_stand_at_one_place_of_the_text(explorer):
@@ -158,14 +158,14 @@ def test_the_parts_of_a_cycle_are_a_bar_and_prices_are_named(explorer):
     assert "predicted" in explorer.page["lanes"][0]["answers"]
 
 
-def test_folding_and_the_picture_of_what_is_shown(explorer, tmp_path):
+def test_folding_and_the_picture_of_what_is_shown(explorer):
     explorer.policy, explorer.cycle = "fixed 60,7,10", 1
     whole = explorer.page["lanes"][0]["tree"]
-    explorer._received(explorer, {"do": "fold"})
+    explorer.folded = True
     folded = explorer.page["lanes"][0]["tree"]
     assert "▸" in folded
     assert len(folded) < len(whole)
-    explorer._received(explorer, {"do": "fold"})
+    explorer.folded = False
     assert explorer.page["lanes"][0]["tree"] == whole
     figure = explorer.picture("a title", folded=True)
     words = [text.get_text() for text in figure.axes[0].texts]
@@ -174,7 +174,7 @@ def test_folding_and_the_picture_of_what_is_shown(explorer, tmp_path):
     assert any("▸" in word for word in words)
 
 
-def test_policies_of_ones_own_come_first_and_misfits_are_said(recording, tmp_path):
+def test_policies_of_ones_own_come_first_and_misfits_are_said(recording):
     explorer = explore(recording, {"theirs": Static(8, 2, 4)})
     assert explorer.policy == "theirs"
     assert len(explorer.policies) > 4
@@ -185,10 +185,9 @@ def test_policies_of_ones_own_come_first_and_misfits_are_said(recording, tmp_pat
         deep.picture()
     with pytest.raises(SpecdecError, match="policy is one of"):
         explorer.policy = "nobody"
-    recording.save(tmp_path)
-    again = explore(tmp_path, costs="roofline-a100-llama-8b-eager")
-    assert again.recording.costs.name != recording.costs.name
-    assert again.recording.prompts == recording.prompts
+    costs = profile("roofline-a100-llama-8b-eager")
+    again = explore(costs=costs)
+    assert again.recording.costs is costs and again.recording.prompts == recording.prompts
 
 
 def test_a_view_waits_for_a_prompt(pair):
