@@ -21,7 +21,7 @@ import pandas as pd
 from specdec import machine, runs, stored
 from specdec.errors import SpecdecError, check_integer, nearest_name_error
 from specdec.parallel import parallel
-from specdec.tools import places
+from specdec.tools import cli
 
 from workbook import notebooks
 from workbook.items import read_items
@@ -246,8 +246,8 @@ def _recorded_names(values: dict) -> dict:
     """The parameters `pair` and `drafter` as the folders of `runs.recorded`."""
     if not values.get("pair"):
         return {}
-    place = places.which(values["pair"], drafter=values.get("drafter") or None)
-    recorded = runs.recorded(place.name).relative_to(runs.runs_dir() / "recorded")
+    models = cli.Models(values["pair"], drafter=values.get("drafter") or None)
+    recorded = runs.recorded(models.name).relative_to(runs.runs_dir() / "recorded")
     pair, *drafter = recorded.parts
     return {"pair": pair, "drafter": "/".join(drafter)}
 

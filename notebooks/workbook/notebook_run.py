@@ -71,10 +71,10 @@ class NotebookRun(runs.Run):
         """
         from specdec.data.suites import embedded_suite
         from specdec.replays.trace import open_trace
-        from specdec.tools import places
+        from specdec.tools import cli
 
         drafter = self.values.get("drafter") or None
-        pair = places.which(self.values["pair"], drafter=drafter).name
+        pair = cli.Models(self.values["pair"], drafter=drafter).name
         trace = open_trace(self.values[parameter], pair)
         recorded = set(trace.turns["suite"])
         chosen = []

@@ -1,4 +1,4 @@
-"""Estimates before a run: memory and time of decoding, megabytes and time of a recording.
+"""Estimates before a run, this machine's missing parts, and the costs of a tree's cycle here.
 
 Memory is counted from shapes on the meta device. Time comes from decoding a few tokens, or, for a
 GPU elsewhere, from its data sheet. Of a recording, a few prompts are recorded and measured.
@@ -6,6 +6,7 @@ GPU elsewhere, from its data sheet. Of a recording, a few prompts are recorded a
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -14,18 +15,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 import transformers
 
-from specdec import runs
+from specdec import machine, runs
 from specdec.core.decode import ROWS, autoregress, decode, drive
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Static
 from specdec.core.protocols import finish
+from specdec.core.records import tau
 from specdec.core.tree_config import GIB, TreeConfig, free_bytes
 from specdec.costs.profiles import GPUS, HOSTS, MEMORY_GB
-from specdec.data.suites import conversation, gather, openings
-from specdec.errors import check_integer, check_name
+from specdec.data.suites import (
+    DATA_VARIABLE,
+    DEFAULT_NAMES,
+    conversation,
+    embedded_suite,
+    gather,
+    openings,
+)
+from specdec.errors import SpecdecError, check_integer, check_name
+from specdec.evaluation import bench
 from specdec.models import drafters, load, pairs
 from specdec.replays import record
 from specdec.replays.columns import stacked, write_columns
@@ -36,6 +47,9 @@ PROBE_TOK = 24  # tokens that a probe decodes
 PROBE_POSITIONS = 24  # of a prompt, whose trees are grown in the probe
 TURN_BYTES = 8_000  # the table of one prompt's turns
 DISTRIBUTION_BYTES = 8 + 4 * 8 * 9  # a row number and RADAR's eight distributions over nine lengths
+OK, NOTE, FAULT = "ok", "note", "fault"
+TREES = (TreeConfig(8, 3, 3), TreeConfig(16, 5, 3), TreeConfig(24, 5, 6), TreeConfig(60, 7, 10))
+PLAIN = "plain"
 
 
 @dataclass(frozen=True)
@@ -62,17 +76,14 @@ class Estimate:
 
     @property
     def sentence(self) -> str:
-        needed = f"{self.needed_gib:.1f} GiB"
-        text = f"{self.pair} in {self.dtype} on {self.device} needs about {needed}"
+        text = f"{self.pair} in {self.dtype} on {self.device} needs about {self.needed_gib:.1f} GiB"
         if not self.fits:
             advice = "take bfloat16, a smaller pair or a larger machine"
             return f"{text}, but {self.free_gib:.1f} GiB are free; {advice}."
         if self.seconds:
-            text = (
-                f"{text}; {self.prompts} turns take up to {_duration(sum(self.seconds.values()))}"
-            )
+            text += f"; {self.prompts} turns take up to {_duration(sum(self.seconds.values()))}"
         if self.device in GPUS:
-            text = f"{text} (computed from its data sheet, not measured)"
+            text += " (computed from its data sheet, not measured)"
         return f"{text}."
 
 
@@ -103,11 +114,13 @@ def estimate(
     if gpu is not None:
         check_name("GPU", gpu, GPUS)
     # 1. where, and in which number format; published weights are in bfloat16
-    name = pair.name if isinstance(pair, Pair) else str(pair)
-    number_format, place = load.DTYPES.get(dtype, torch.bfloat16), torch.device("cuda")
     if isinstance(pair, Pair):
-        number_format, place = pair.target.dtype, pair.target.device
-    elif not gpu:
+        name, number_format, place = pair.name, pair.target.dtype, pair.target.device
+    elif gpu:
+        number_format = load.DTYPES.get(dtype, torch.bfloat16)
+        name, place = str(pair), torch.device("cuda")
+    else:
+        name = str(pair)
         number_format, place = load.placement(dtype, device)
     if number_format == "auto":
         number_format = torch.bfloat16
@@ -115,8 +128,7 @@ def estimate(
     target, network = shapes_of(pair, drafter)
     sizes = _memory(target, network, number_format, tree, max_new_tokens)
     free_gib = MEMORY_GB[gpu] * 1e9 / GIB if gpu else free_memory_gib(place)
-    where = gpu or place.type
-    needed = Estimate(name, dtype_name(number_format), where, *sizes, free_gib)
+    needed = Estimate(name, dtype_name(number_format), gpu or place.type, *sizes, free_gib)
     # 3. time
     loadable = isinstance(pair, Pair) or load.at_hand(name) or Path(name).expanduser().is_dir()
     if suites is None or not needed.fits or not (gpu or loadable):
@@ -336,3 +348,98 @@ def _written_bytes(tables: list[dict]) -> int:
 def nearest_existing(folder: Path) -> Path:
     """The folder, or the nearest existing one above it."""
     return next(place for place in (folder.resolve(), *folder.resolve().parents) if place.exists())
+
+
+def checks(names=load.SHIPPED) -> pd.DataFrame:
+    """One row per fact: fact, value, state (OK, NOTE for a possible improvement, FAULT)."""
+    facts = machine.fingerprint()
+    cores = facts["cores"]
+    rows = [("CPU", f"{facts['cpu']}, {cores} usable cores, {facts['system']}", OK)]
+    rows.append(("GPU", facts["gpu"] or "none", OK))
+    # 1. what slows decoding down
+    if not facts["gpu"] and not machine.multiplies_bfloat16():
+        rows.append(("number format", "no bfloat16 units: use float32", NOTE))
+    free_gib = free_memory_gib()
+    if free_gib is not None:
+        rows.append(("memory", f"{free_gib:.1f} GiB free", NOTE if free_gib < 2 else OK))
+    threads = facts["threads"] or 0
+    rows.append(("threads", f"{threads} (OMP_NUM_THREADS)", NOTE if threads > cores else OK))
+    # 2. what is missing
+    for name in names:
+        try:
+            load.load_pair(name)
+            rows.append((f"pair {name}", "loads", OK))
+        except SpecdecError as error:
+            rows.append((f"pair {name}", str(error), FAULT))
+    folder = os.environ.get(DATA_VARIABLE)
+    missing = folder is not None and not Path(folder).expanduser().is_dir()
+    rows.append(("benchmarks", folder or "embedded only", FAULT if missing else OK))
+    writable = os.access(nearest_existing(runs.home()), os.W_OK)
+    rows.append(("results", str(runs.home()), OK if writable else FAULT))
+    # 3. versions, and who else computes here
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    rows.append(("versions", f"Python {facts['python']}, {versions}", OK))
+    crowded = machine.Neighbours().crowded()
+    rows.append(("load", crowded or "this process has its cores", NOTE if crowded else OK))
+    return pd.DataFrame(rows, columns=["fact", "value", "state"])
+
+
+def benchmark(pairs: Iterable[str], rounds: int) -> pd.DataFrame:
+    """`cycle_costs` of shipped pairs; a row each."""
+    rows = []
+    for name in pairs:
+        pair = load.load_pair(name, dtype="float32")
+        rows.append(cycle_costs(pair, suite_prompts(pair), rounds=rounds))
+    return pd.DataFrame(rows)
+
+
+def cycle_costs(pair: Pair, prompts, trees=TREES, new_tok=24, rounds: int = 1, **settings) -> dict:
+    """Costs of the fastest of `trees` on `prompts`, as medians over the rounds.
+
+    plain_ms: a step of `autoregress`. draft_steps, verify_steps, rest_steps: of the mean cycle, in
+    plain steps. speed: over that of `autoregress`, with the range over the rounds.
+    """
+    methods = {PLAIN: "autoregressive"}
+    for tree in trees:
+        methods[f"{tree.total_tokens}/{tree.depth}/{tree.top_k}"] = Static.of(tree)
+    options = {"max_new_tokens": new_tok, "repeats": rounds, "progress": False, **settings}
+    turns, cycles = bench.decode_rounds(methods, {pair.name: prompts}, pair, **options)
+    facts = {"pair": pair.name, "dtype": dtype_name(pair.target.dtype)}
+    return {**facts, **fastest(turns, cycles)}
+
+
+def fastest(turns: pd.DataFrame, cycles: pd.DataFrame) -> dict:
+    """The tree with the most tokens per second, and its mean cycle in plain steps."""
+    # 1. sums of every method and round; the prompt's own forward is no step
+    counted = ["new_tok", "steps", "cycles", "cycle_tok", "total_ms", "decode_ms"]
+    turns = turns.assign(steps=turns["new_tok"] - 1)
+    sums = turns.groupby(["method", "repeat"])[counted].sum()
+    cycles = cycles.assign(cycle_ms=cycles["total_ms"]).groupby(["method", "repeat"])
+    sums = sums.join(cycles[["draft_ms", "verify_ms", "cycle_ms"]].sum())
+    # 2. the fastest tree over all rounds
+    pooled = sums.drop(index=PLAIN, level="method").groupby("method").sum()
+    tree = (pooled["new_tok"] / pooled["total_ms"]).idxmax()
+    # 3. ratios within a round
+    token_ms = sums["total_ms"] / sums["new_tok"]
+    speed = token_ms[PLAIN] / token_ms[tree]
+    step_ms = sums.loc[PLAIN, "decode_ms"] / sums.loc[PLAIN, "steps"]
+    rows = sums.loc[tree]
+    steps = rows[["draft_ms", "verify_ms", "cycle_ms"]].div(rows["cycles"] * step_ms, axis=0)
+    rest = steps["cycle_ms"] - steps["draft_ms"] - steps["verify_ms"]
+    return {
+        "tree": tree,
+        "tau": float(tau(rows["cycle_tok"].sum(), rows["cycles"].sum())),
+        "plain_ms": float(step_ms.median()),
+        "draft_steps": float(steps["draft_ms"].median()),
+        "verify_steps": float(steps["verify_ms"].median()),
+        "rest_steps": float(rest.median()),
+        "speed": float(speed.median()),
+        "speed_low": float(speed.min()),
+        "speed_high": float(speed.max()),
+    }
+
+
+def suite_prompts(pair: Pair) -> list[list[int]]:
+    """Token ids of one tuning prompt of each of the pair's usual suites."""
+    names = [embedded_suite(name, pair.name) for name in DEFAULT_NAMES]
+    return openings(pair, gather(names, part="tune", limit=1))
