@@ -360,33 +360,6 @@ def summary(run: runs.Run, baseline: str | None = None) -> pd.DataFrame:
     return stats.in_order(table, list(config["methods"]))
 
 
-def noise_check(run: runs.Run) -> dict:
-    """Compare two identical methods of the run: the smallest difference that this machine detects.
-    quiet: whether the interval of their speedup holds 1.
-
-    >>> import specdec
-    >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> twins = {"once": specdec.Static(8, 3, 2), "again": specdec.Static(8, 3, 2)}
-    >>> few = dict(max_new_tokens=8, name="example", progress=False)
-    >>> noise = noise_check(specdec.evaluate(twins, {"mine": ["Hello."]}, pair, **few))
-    >>> noise["first"], noise["second"], noise["prompts"]
-    ('once', 'again', 1)
-    """
-    twins = _twins(run.record()["config"]["methods"])
-    if not twins:
-        raise SpecdecError("no two methods of this run are the same; evaluate one under two names.")
-    first, second = twins[0]
-    rows = run.read_table("prompts")
-    table = stats.summarise(rows[rows["method"].isin(twins[0])], {"speedup": second})
-    # the last row holds all suites together
-    row = table[table["method"] == first].iloc[-1]
-    facts = {name: float(row[name]) for name in stats.spread_names("speedup")}
-    low, high = facts["speedup_low"], facts["speedup_high"]
-    counts = {"prompts": int(row["prompts"]), "p_value": float(row["p_speedup"])}
-    names = {"first": first, "second": second}
-    return {**names, **facts, "width": high - low, **counts, "quiet": low <= 1 <= high}
-
-
 def _twins(methods: dict) -> list[tuple[str, str]]:
     """Pairs of a method and a later one that is identical except for its name."""
     first: dict[str, str] = {}

@@ -135,7 +135,7 @@ def test_a_policy_that_looked_at_the_test_part_is_refused():
     looked = RadarPolicy()
     chose(looked, "weights", "train")
     chose(looked, "width", "test", 3)
-    options = dict(baselines=BASELINES, policy_ms={"it": 0.0}, random_seeds=(), progress=False)
+    options = dict(baselines=TREES, policy_ms={"it": 0.0}, random_seeds=(), progress=False)
     with pytest.raises(SpecdecError, match="'it' looked at part 'test' for its width"):
         compare.compare_replay(synthetic_trace(), round_costs(), {"it": looked}, **options)
     table = compare.choices({"RADAR": [looked, looked], "fixed": [Static(4, 1, 3)]})
