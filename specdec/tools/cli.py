@@ -54,7 +54,6 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "tuned": (bool, False, "add the fastest static tree on the tuning prompts; judge on the rest"),
     "force": (bool, False, "start over instead of continuing or reusing a run"),
     "cpu_time": (bool, False, "measure processor time instead of the wall clock (one thread)"),
-    "bench": (bool, False, "also time cycles of more pairs, in more rounds"),
     "gpu": (str, None, "compute from this GPU's data sheet: a100, h100, rtx3090 or t4"),
     "seconds": (float, 45.0, "duration of the measurement"),
     "estimate": (bool, False, "only print the estimated time and space"),
@@ -333,16 +332,20 @@ def print_table(table, digits: int = 2) -> None:
     print(markdown(table, digits=digits))
 
 
-@command("doctor", "bench")
+@command("doctor")
 def doctor(args) -> int:
     """report this machine's features, missing parts and the costs of a cycle here"""
+    import pandas
+
+    from specdec.models.load import load_pair
     from specdec.tools import estimate
 
     checks = estimate.checks()
     print_table(checks)
     print()
-    pairs, rounds = (["tiny", "small"], 5) if args.bench else (["small"], 1)
-    print_table(estimate.benchmark(pairs, rounds))
+    pair = load_pair("small", dtype="float32")
+    rows = [estimate.cycle_costs(pair, estimate.suite_prompts(pair), pair.usual_tree)]
+    print_table(pandas.DataFrame(rows))
     return int((checks["state"] == estimate.FAULT).any())
 
 

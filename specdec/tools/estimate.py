@@ -48,8 +48,6 @@ PROBE_POSITIONS = 24  # of a prompt, whose trees are grown in the probe
 TURN_BYTES = 8_000  # the table of one prompt's turns
 DISTRIBUTION_BYTES = 8 + 4 * 8 * 9  # a row number and RADAR's eight distributions over nine lengths
 OK, NOTE, FAULT = "ok", "note", "fault"
-TREES = (TreeConfig(8, 3, 3), TreeConfig(16, 5, 3), TreeConfig(24, 5, 6), TreeConfig(60, 7, 10))
-PLAIN = "plain"
 
 
 @dataclass(frozen=True)
@@ -384,51 +382,38 @@ def checks(names=load.SHIPPED) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["fact", "value", "state"])
 
 
-def benchmark(pairs: Iterable[str], rounds: int) -> pd.DataFrame:
-    """`cycle_costs` of shipped pairs; a row each."""
-    rows = []
-    for name in pairs:
-        pair = load.load_pair(name, dtype="float32")
-        rows.append(cycle_costs(pair, suite_prompts(pair), rounds=rounds))
-    return pd.DataFrame(rows)
-
-
-def cycle_costs(pair: Pair, prompts, trees=TREES, new_tok=24, rounds: int = 1, **settings) -> dict:
-    """Costs of the fastest of `trees` on `prompts`, as medians over the rounds.
+def cycle_costs(
+    pair: Pair, prompts, tree: TreeConfig, new_tok: int = 24, rounds: int = 1, **settings
+) -> dict:
+    """Costs of a tree's cycle on `prompts`, as medians over the rounds.
 
     plain_ms: a step of `autoregress`. draft_steps, verify_steps, rest_steps: of the mean cycle, in
-    plain steps. speed: over that of `autoregress`, with the range over the rounds.
+    plain steps. speed: over that of `autoregress`, with the range over the rounds. Both alternate,
+    so that a busy machine slows them alike, and only ratios within a round are compared.
     """
-    methods = {PLAIN: "autoregressive"}
-    for tree in trees:
-        methods[f"{tree.total_tokens}/{tree.depth}/{tree.top_k}"] = Static.of(tree)
+    methods = {"plain": "autoregressive", "tree": Static.of(tree)}
     options = {"max_new_tokens": new_tok, "repeats": rounds, "progress": False, **settings}
     turns, cycles = bench.decode_rounds(methods, {pair.name: prompts}, pair, **options)
-    facts = {"pair": pair.name, "dtype": dtype_name(pair.target.dtype)}
-    return {**facts, **fastest(turns, cycles)}
+    facts = {"pair": pair.name, "dtype": dtype_name(pair.target.dtype), "tree": tree.text}
+    return {**facts, **in_steps(turns, cycles)}
 
 
-def fastest(turns: pd.DataFrame, cycles: pd.DataFrame) -> dict:
-    """The tree with the most tokens per second, and its mean cycle in plain steps."""
+def in_steps(turns: pd.DataFrame, cycles: pd.DataFrame) -> dict:
+    """The mean cycle of the method "tree" in steps of the method "plain"."""
     # 1. sums of every method and round; the prompt's own forward is no step
-    counted = ["new_tok", "steps", "cycles", "cycle_tok", "total_ms", "decode_ms"]
-    turns = turns.assign(steps=turns["new_tok"] - 1)
-    sums = turns.groupby(["method", "repeat"])[counted].sum()
-    cycles = cycles.assign(cycle_ms=cycles["total_ms"]).groupby(["method", "repeat"])
-    sums = sums.join(cycles[["draft_ms", "verify_ms", "cycle_ms"]].sum())
-    # 2. the fastest tree over all rounds
-    pooled = sums.drop(index=PLAIN, level="method").groupby("method").sum()
-    tree = (pooled["new_tok"] / pooled["total_ms"]).idxmax()
-    # 3. ratios within a round
-    token_ms = sums["total_ms"] / sums["new_tok"]
-    speed = token_ms[PLAIN] / token_ms[tree]
-    step_ms = sums.loc[PLAIN, "decode_ms"] / sums.loc[PLAIN, "steps"]
-    rows = sums.loc[tree]
-    steps = rows[["draft_ms", "verify_ms", "cycle_ms"]].div(rows["cycles"] * step_ms, axis=0)
-    rest = steps["cycle_ms"] - steps["draft_ms"] - steps["verify_ms"]
+    columns = ["new_tok", "steps", "cycles", "cycle_tok", "total_ms", "decode_ms"]
+    turns = turns.assign(steps=turns["new_tok"] - 1).groupby(["method", "repeat"])[columns].sum()
+    plain = turns.loc["plain"]
+    tree = turns.loc["tree"]
+    laps = ["draft_ms", "verify_ms", "total_ms"]
+    laps_ms = cycles[cycles["method"] == "tree"].groupby("repeat")[laps].sum()
+    # 2. ratios within a round
+    step_ms = plain["decode_ms"] / plain["steps"]
+    speed = (plain["total_ms"] / plain["new_tok"]) / (tree["total_ms"] / tree["new_tok"])
+    steps = laps_ms.div(tree["cycles"] * step_ms, axis=0)
+    rest = steps["total_ms"] - steps["draft_ms"] - steps["verify_ms"]
     return {
-        "tree": tree,
-        "tau": float(tau(rows["cycle_tok"].sum(), rows["cycles"].sum())),
+        "tau": float(tau(tree["cycle_tok"].sum(), tree["cycles"].sum())),
         "plain_ms": float(step_ms.median()),
         "draft_steps": float(steps["draft_ms"].median()),
         "verify_steps": float(steps["verify_ms"].median()),

@@ -90,15 +90,15 @@ def test_checks_find_a_wrong_folder(monkeypatch, home):
 
 
 def test_a_cycle_is_counted_in_plain_steps():
-    counts = {"new_tok": 11, "cycle_tok": 10, "total_ms": 25.0, "decode_ms": 20.0, "repeat": 0}
-    plain = {"method": "plain", **counts, "cycles": 10}
-    tree = {"method": "8/3/3", **counts, "cycles": 5, "total_ms": 12.5}
-    slow = {"method": "60/7/10", **counts, "cycles": 5, "total_ms": 50.0}
-    cycle = {"repeat": 0, "draft_ms": 5.0, "verify_ms": 10.0, "total_ms": 20.0}
-    cycles = pd.DataFrame([{"method": name, **cycle} for name in ("8/3/3", "60/7/10")])
-    row = module.fastest(pd.DataFrame([plain, tree, slow]), cycles)
-    assert row["tree"] == "8/3/3"
+    counts = {"new_tok": 11, "cycle_tok": 10, "total_ms": 25.0, "decode_ms": 20.0}
+    tree = {**counts, "method": "tree", "cycles": 5}
+    rows = [{**counts, "method": "plain", "cycles": 10, "repeat": number} for number in range(3)]
+    # a round is as fast as plain decoding, twice and four times as fast
+    for number, total_ms in enumerate((25.0, 12.5, 6.25)):
+        rows.append({**tree, "repeat": number, "total_ms": total_ms})
+    cycle = {"method": "tree", "draft_ms": 5.0, "verify_ms": 10.0, "total_ms": 20.0}
+    cycles = pd.DataFrame([{**cycle, "repeat": number} for number in range(3)])
+    row = module.in_steps(pd.DataFrame(rows), cycles)
     expected = {"tau": 2.0, "plain_ms": 2.0, "draft_steps": 0.5, "verify_steps": 1.0}
-    expected.update(rest_steps=0.5, speed=2.0, speed_low=2.0, speed_high=2.0)
-    for name, value in expected.items():
-        assert row[name] == pytest.approx(value), name
+    expected.update(rest_steps=0.5, speed=2.0, speed_low=1.0, speed_high=4.0)
+    assert row == pytest.approx(expected)
