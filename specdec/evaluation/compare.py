@@ -208,10 +208,7 @@ def compare_replay(
     # 2. the policies to judge; an answer costs what it takes on this machine
     for name, seeds in policies.items():
         for seed, policy in enumerate(seeds):
-            for choice in choices_of(policy):
-                if choice["part"] == part:
-                    why = f"{name!r} looked at part {part!r} for its {choice['choice']}"
-                    raise SpecdecError(f"{why}; judge it on another part, such as test.")
+            _refuse_if_chosen_on(name, policy, part)
             warn_elsewhere(policy, pair=trace.header["pair"], costs=costs.name)
             contenders.append((name, seed, test, policy))
         first = copy.deepcopy(seeds[0])
@@ -248,6 +245,14 @@ def _usual(trace, costs, part: str) -> Baselines:
     why = f"there is no part {' or '.join(CHOSEN_ON)}, so trees are tuned on what judges them"
     warn(f"{why} and look faster than they are; for a fair comparison record more prompts.")
     return replace(Baselines.choose(trace, costs, parts=(part,)), chosen_on=())
+
+
+def _refuse_if_chosen_on(name: str, policy: Policy, part: str) -> None:
+    """SpecdecError if a choice in the making of a policy used the part that tests it."""
+    for row in choices_of(policy):
+        if row["part"] == part:
+            why = f"{name!r} looked at part {part!r} for its {row['choice']}"
+            raise SpecdecError(f"{why}; judge it on another part, such as test.")
 
 
 def warn_elsewhere(policy: Policy, **here) -> None:

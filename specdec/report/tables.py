@@ -192,6 +192,7 @@ def save(
         tabular = printed.to_latex(index=_has_names(printed), escape=True).strip()
         return latex_table(tabular, caption, label)
 
+    # an index without a name is a number of rows and says nothing
     csv = table.to_csv(index=table.index.name is not None)
     origin = provenance.of(sources, table)
     return write(stem, markdown(table, digits), csv, latex, origin=origin, about=about)

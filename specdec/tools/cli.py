@@ -20,7 +20,7 @@ from specdec import machine
 from specdec.errors import SpecdecError
 
 SYSTEMS = ("resps", "ltd", "radar", "ours")
-DRAFTERS = "eagle3 ppow block eagle1 hass griffin medusa hydra hydra++ lm".split()
+DRAFTERS = "eagle3 ppow block eagle1 hass griffin medusa hydra lm".split()
 ACTIONS = ("run", "contents", "pages", "student", "lab", "tidy")
 SCALES = ("laptop", "paper")
 RECORDINGS = "record"  # the name of the runs that `record` writes
@@ -397,6 +397,7 @@ def audit(args) -> int:
     policies.update({text: models.method(text) for text in args.methods})
     items = gather(suites_of(args), **options_of(args, "limit part folder seed"))
     pair = models.load()
+    # greedy text repeats itself and hides faults, so both by default
     temperatures = (0.0, 1.0) if args.temperature is None else (args.temperature,)
     settings = options_of(args, "max_new_tokens seed")
     prompts = openings(pair, items)
@@ -429,6 +430,7 @@ def evaluate(args) -> None:
         settings = options_of(args, f"{DECODING} folder")
         methods["tuned"] = tune_static(pair, suites, **settings).policy
         args.part = "test"
+    # a run of the same settings is continued or reused
     settings = options_of(args, f"{DECODING} {MEASURING} folder limit part")
     run = bench.evaluate(methods, suites, pair, **settings)
     columns = ["suite", "method", "prompts", "speedup", "speedup_low", "speedup_high", "tau"]
@@ -534,6 +536,7 @@ def calibrate(args) -> None:
     costs = measure(pair, **options_of(args, "seconds seed cpu_time"))
     dtype = dtype_name(pair.target.dtype)
     print(costs.save(args.out or costs_file(pair.name, dtype)))
+    # costs kept elsewhere are not this machine's usual ones
     tree = None if args.out else keep_tree(pair.name, dtype)
     if tree:
         print(f"{pair.name} now decodes with the tree {tree.text}, the fastest at these costs.")
@@ -563,7 +566,7 @@ def train_controller(args) -> None:
 
     # 1. the recording and its prices; with --data they are made first
     models = Models.of(args)
-    chosen = [f"--{name}={value}" for name, value in vars(models).items() if name in PAIR and value]
+    chosen = [f"--{name}={value}" for name, value in options_of(args, PAIR).items() if value]
     if args.data and args.trace:
         raise SpecdecError("give --data (prompts to record) or --trace, and not both.")
     if args.data:
