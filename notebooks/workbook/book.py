@@ -20,7 +20,7 @@ import pandas as pd
 from specdec import machine, runs, stored
 from specdec.errors import SpecdecError, check_integer, nearest_name_error
 from specdec.parallel import parallel
-from specdec.tools import places
+from specdec.tools import cli
 
 from workbook import notebooks
 from workbook.items import read_items
@@ -188,8 +188,8 @@ class Book:
         """Paths under these parameters; `pair` and `drafter` are folders of `runs.recorded`."""
         facts = {**values, "scale": self.scale, "figures": f"runs/{self.scale}/figures"}
         if values.get("pair"):
-            place = places.which(values["pair"], drafter=values.get("drafter") or None)
-            recorded = runs.recorded(place.name).relative_to(runs.runs_dir() / "recorded")
+            models = cli.Models(values["pair"], drafter=values.get("drafter") or None)
+            recorded = runs.recorded(models.name).relative_to(runs.runs_dir() / "recorded")
             facts |= {"pair": recorded.parts[0], "drafter": "/".join(recorded.parts[1:])}
         return [pattern.format(**facts).replace("//", "/") for pattern in patterns]
 

@@ -15,7 +15,7 @@ from specdec.data.suites import embedded_suite
 from specdec.errors import nearest_name_error
 from specdec.replays.trace import open_trace
 from specdec.report import figures, tables
-from specdec.tools import places
+from specdec.tools import cli
 
 from workbook import items
 
@@ -65,7 +65,7 @@ class NotebookRun(runs.Run):
         itself. What it is of is left in the run (`noted`).
         """
         drafter = self.values.get("drafter") or None
-        pair = places.which(self.values["pair"], drafter=drafter).name
+        pair = cli.Models(self.values["pair"], drafter=drafter).name
         trace = open_trace(self.values[parameter], pair)
         recorded = set(trace.turns["suite"])
         chosen = []

@@ -7,11 +7,13 @@ killed run continues. Policies start every prompt in their given state.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -96,7 +98,8 @@ def evaluate(
     policies = named_methods(methods)
     chosen = dict(limit=config.limit, folder=config.folder, part=config.part, seed=config.seed)
     items = gather(suites, **chosen)
-    place = _check(pair, policies, items, config)
+    place = checked_place(config.on, config.jobs)
+    _check(pair, policies, items, config)
     run = runs.start(config.name, _identity(pair, policies, items, config), scale=config.scale)
     if config.force:
         for table in ("prompts", "cycles"):
@@ -107,29 +110,26 @@ def evaluate(
     if place is None:
         bench.measure(jobs, between)
     elif jobs:
-        source = load.source_of(pair)
-        elsewhere = partial(_measure_elsewhere, source, policies, items, config, run)
-        tasks = [partial(elsewhere, job) for job in jobs]
+        sent = replace(bench, pair=None, config=replace(config, progress=False))
+        tasks = [partial(_measure_elsewhere, load.source_of(pair), sent, job) for job in jobs]
         parallel(tasks, config.on, config.jobs, True, desc=run.name, progress=config.progress)
     return bench.finish()
 
 
-def _check(pair: Pair, policies: dict, items: list, config: EvaluateConfig) -> str | None:
-    """SpecdecError for what cannot be measured, together or in this way; the place to run on."""
+def _check(pair: Pair, policies: dict, items: list, config: EvaluateConfig) -> None:
+    """SpecdecError for what cannot be measured, together or in this way."""
     check_integer("repeats", config.repeats, 1)
     check_countable(pair, config.cpu_time)
     openings(pair, items, config.max_new_tokens)
-    place = checked_place(config.on, config.jobs)
+    is_elsewhere = checked_place(config.on, config.jobs) is not None
     for label, policy in policies.items():
-        if place is not None and isinstance(policy, DraftedBy):
+        if is_elsewhere and isinstance(policy, DraftedBy):
             why = f"method {label!r} has its own drafter in memory"
             raise SpecdecError(f"{why}; leave `on` out for it.")
-        tuned_on = getattr(policy, "tuned_on", ())
         for item in items:
-            if item.digest in tuned_on:
+            if item.digest in getattr(policy, "tuned_on", ()):
                 why = f"method {label!r} was tuned on prompt {item.id!r}"
                 raise SpecdecError(f"{why}; judge it on others (part='test').")
-    return place
 
 
 def _identity(pair: Pair, policies: dict, items: list, config: EvaluateConfig) -> dict:
@@ -162,23 +162,26 @@ def check_countable(pair: Pair, cpu_time: bool) -> None:
         raise SpecdecError(f"{why}; {advice}, or measure with cpu_time=False.")
 
 
+@dataclass
 class _Bench:
     """One call of `evaluate`: the task, and the rows as they come."""
 
-    def __init__(self, pair: Pair, policies: dict, items: list, config: EvaluateConfig, run):
-        self.pair = pair
-        self.policies = policies
-        self.items = items
-        self.config = config
-        self.run = run
-        self.options = dict(max_new_tokens=config.max_new_tokens, **config.sampling)
-        self.baseline = baseline_of(policies)
-        described = describe_pair(pair)
-        self.label = {name: described[name] for name in ("pair", "dtype", "device")}
-        self.label["clock"] = "processor" if config.cpu_time else "wall"
-        self.label["threads"] = torch.get_num_threads()
-        self.label["machine"] = runs.content_key(**machine.hardware())[:8]
-        self.verdicts: dict[tuple, bool | None] = {}
+    pair: Pair | None
+    policies: dict
+    items: list
+    config: EvaluateConfig
+    run: runs.Run | None
+    verdicts: dict[tuple, bool | None] = field(default_factory=dict)  # of texts that were checked
+
+    @functools.cached_property
+    def label(self) -> dict:
+        """Columns that are the same in all rows."""
+        described = describe_pair(self.pair)
+        label = {name: described[name] for name in ("pair", "dtype", "device")}
+        label["clock"] = "processor" if self.config.cpu_time else "wall"
+        label["threads"] = torch.get_num_threads()
+        label["machine"] = runs.content_key(**machine.hardware())[:8]
+        return label
 
     def missing(self) -> list[tuple[int, int]]:
         """(repeat, prompt) of every missing shard, whose number is repeat x prompts + prompt."""
@@ -195,18 +198,17 @@ class _Bench:
 
     def measure(self, jobs: list[tuple[int, int]], between: Callable | None = None) -> None:
         """Decode these prompts and store their rows. between: see `evaluate`."""
-        if not jobs:
-            return
-        options = dict(desc=self.run.name, unit="prompt", disable=not self.config.progress)
-        with clock.by_processor_time(self.config.cpu_time):
+        config = self.config
+        with clock.by_processor_time(config.cpu_time):
             # 1. warm up
-            for number in range(self.config.warmup):
+            for number in range(config.warmup if jobs else 0):
                 _, index = jobs[number % len(jobs)]
                 self.decode_all(self.items[index], repeat=0)
+            options = dict(desc=self.run.name, unit="prompt", disable=not config.progress)
             for repeat, index in tqdm(jobs, **options):
                 # 2. all methods decode one prompt
                 if between is not None:
-                    between(1 / (self.config.repeats * len(self.items)))
+                    between(1 / (config.repeats * len(self.items)))
                 others = machine.Neighbours()
                 prompts, cycles = self.decode_all(self.items[index], repeat)
                 # 3. its rows; the shard of prompts goes last, as it marks the job as done
@@ -223,6 +225,7 @@ class _Bench:
     def decode_all(self, item, repeat: int) -> tuple[list[dict], list[dict]]:
         """Rows of prompts and of cycles of one prompt by all methods, in a random order."""
         methods = {name: unused_method(method) for name, method in self.policies.items()}
+        baseline = baseline_of(self.policies)
         prompts = []
         cycles = []
         answers = []
@@ -234,7 +237,7 @@ class _Bench:
             seed = draw.getrandbits(31)
             # 2. one right after the other
             outputs = {name: self._decode(methods[name], ids, seed) for name in order}
-            plain = outputs[self.baseline]
+            plain = outputs[baseline]
             answers.append(plain.text)
             # 3. their rows
             for name in methods:
@@ -247,11 +250,13 @@ class _Bench:
         return prompts, cycles
 
     def _decode(self, policy, ids: list[int], seed: int) -> Generation:
+        config = self.config
+        options = dict(max_new_tokens=config.max_new_tokens, seed=seed, **config.sampling)
         if policy is None:
-            return autoregress(self.pair, ids, seed=seed, **self.options)
+            return autoregress(self.pair, ids, **options)
         if isinstance(policy, DraftedBy):
-            return decode(policy.of(self.pair), ids, policy.policy, seed=seed, **self.options)
-        return decode(self.pair, ids, policy, seed=seed, **self.options)
+            return decode(policy.of(self.pair), ids, policy.policy, **options)
+        return decode(self.pair, ids, policy, **options)
 
     def _row(self, item, turn: int, out: Generation) -> dict:
         """A row of prompts.parquet: new_tok ends at a stop token, cycle_tok counts whole cycles."""
@@ -296,32 +301,25 @@ def is_crowded(prompts: pd.DataFrame) -> bool:
     return machine.is_crowded(np.average(counted["neighbours"], weights=counted["total_ms"]))
 
 
-def decode_rounds(
-    methods: dict, prompts, pair: Pair, **settings
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+def decode_rounds(methods: dict, prompts, pair: Pair, **settings) -> tuple:
     """The rows of `evaluate`, of prompts and of cycles, without a run: nothing is written."""
     config = runs.configured(None, EvaluateConfig, settings)
     check_countable(pair, config.cpu_time)
-    items = gather(prompts)
-    bench = _Bench(pair, named_methods(methods), items, config, None)
+    bench = _Bench(pair, named_methods(methods), gather(prompts), config, None)
     turns = []
     cycles = []
     with clock.by_processor_time(config.cpu_time):
-        bench.decode_all(items[0], repeat=0)  # warms up
-        for repeat in range(config.repeats):
-            for item in items:
-                rows = bench.decode_all(item, repeat)
-                turns += rows[0]
-                cycles += rows[1]
+        bench.decode_all(bench.items[0], repeat=0)  # warms up
+        for repeat, item in itertools.product(range(config.repeats), bench.items):
+            prompt_rows, cycle_rows = bench.decode_all(item, repeat)
+            turns += prompt_rows
+            cycles += cycle_rows
     return pd.DataFrame(turns), pd.DataFrame(cycles)
 
 
-def _measure_elsewhere(
-    source: dict, policies: dict, items: list, config: EvaluateConfig, run, job: tuple[int, int]
-) -> None:
+def _measure_elsewhere(source: dict, bench: _Bench, job: tuple[int, int]) -> None:
     """A task of `evaluate` in another process: writes one prompt's rows into the run's folder."""
-    config = replace(config, progress=False)
-    _Bench(load.load_again(**source), policies, items, config, run).measure([job])
+    replace(bench, pair=load.load_again(**source)).measure([job])
 
 
 def summary(run: runs.Run, baseline: str | None = None) -> pd.DataFrame:
@@ -360,33 +358,6 @@ def summary(run: runs.Run, baseline: str | None = None) -> pd.DataFrame:
         added[f"{part}_frac"] = times[f"{part}_ms"] / times["total_ms"]
     table = table.merge(added.reset_index(), on=keys, how="left")
     return stats.in_order(table, list(config["methods"]))
-
-
-def noise_check(run: runs.Run) -> dict:
-    """Compare two identical methods of the run: the smallest difference that this machine detects.
-    quiet: whether the interval of their speedup holds 1.
-
-    >>> import specdec
-    >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> twins = {"once": specdec.Static(8, 3, 2), "again": specdec.Static(8, 3, 2)}
-    >>> few = dict(max_new_tokens=8, name="example", progress=False)
-    >>> noise = noise_check(specdec.evaluate(twins, {"mine": ["Hello."]}, pair, **few))
-    >>> noise["first"], noise["second"], noise["prompts"]
-    ('once', 'again', 1)
-    """
-    twins = _twins(run.record()["config"]["methods"])
-    if not twins:
-        raise SpecdecError("no two methods of this run are the same; evaluate one under two names.")
-    first, second = twins[0]
-    rows = run.read_table("prompts")
-    table = stats.summarise(rows[rows["method"].isin(twins[0])], {"speedup": second})
-    # the last row holds all suites together
-    row = table[table["method"] == first].iloc[-1]
-    low, high = float(row["speedup_low"]), float(row["speedup_high"])
-    facts = {"first": first, "second": second, "speedup": float(row["speedup"])}
-    facts.update(speedup_low=low, speedup_high=high, width=high - low)
-    facts.update(prompts=int(row["prompts"]), p_value=float(row["p_speedup"]))
-    return {**facts, "quiet": low <= 1 <= high}
 
 
 def _twins(methods: dict) -> list[tuple[str, str]]:

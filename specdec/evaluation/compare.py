@@ -70,8 +70,8 @@ class Baselines:
     @classmethod
     def from_race(cls, pair, trace, costs, **settings) -> Baselines:
         """The trees that win a live race on the tune part (`race_static`)."""
-        race = race_static(pair, trace, costs, **settings)
-        return cls(DEFAULTS, race.tuned, race.per_suite, ("tune",))
+        per_suite = race_static(pair, trace, costs, **settings)
+        return cls(DEFAULTS, per_suite.pop("all"), per_suite, ("tune",))
 
     @property
     def default(self) -> Method:
@@ -80,7 +80,7 @@ class Baselines:
 
     @property
     def trees(self) -> dict[Method, TreeConfig]:
-        """Trees that are the same for every suite, by method: the defaults and the tuned one."""
+        """The defaults and the tuned tree, which are the same for every suite."""
         trees = {Method(STATIC, identity.DEFAULT, tree.text): tree for tree in self.defaults}
         return {**trees, TUNED: self.tuned}
 
@@ -203,21 +203,19 @@ def compare_replay(
     policies = baselines.by_method(policies)
     charged = dict(policy_ms or {})
     # 1. the references: fixed trees and random answers, whose answers cost nothing
-    contenders: list[tuple] = []
-    for name, tree in baselines.trees.items():
-        contenders.append((name, 0, test, Static.of(tree)))
-    for seed in random_seeds:
-        contenders.append((RANDOM, seed, test, baselines.random(seed)))
+    contenders = [(name, 0, test, Static.of(tree)) for name, tree in baselines.trees.items()]
+    contenders += [(RANDOM, seed, test, baselines.random(seed)) for seed in random_seeds]
     # 2. the policies to judge; an answer costs what it takes on this machine
     for name, seeds in policies.items():
         for seed, policy in enumerate(seeds):
-            refuse_if_chosen_on(name, policy, part)
+            _refuse_if_chosen_on(name, policy, part)
             warn_elsewhere(policy, pair=trace.header["pair"], costs=costs.name)
             contenders.append((name, seed, test, policy))
+        first = copy.deepcopy(seeds[0])
         if name not in charged and pair is None:
-            charged[name] = answer_ms(test, copy.deepcopy(seeds[0]), costs)
+            charged[name] = answer_ms(test, first, costs)
         elif name not in charged:
-            charged[name] = measured_answer_ms(pair, copy.deepcopy(seeds[0]), costs)
+            charged[name] = measured_answer_ms(pair, first, costs)
     # 3. the best tree of every suite
     for suite in dict.fromkeys(test.turns["suite"]):
         turns = test.select((test.turns["suite"] == suite).to_numpy())
@@ -249,7 +247,7 @@ def _usual(trace, costs, part: str) -> Baselines:
     return replace(Baselines.choose(trace, costs, parts=(part,)), chosen_on=())
 
 
-def refuse_if_chosen_on(name: str, policy: Policy, part: str) -> None:
+def _refuse_if_chosen_on(name: str, policy: Policy, part: str) -> None:
     """SpecdecError if a choice in the making of a policy used the part that tests it."""
     for row in choices_of(policy):
         if row["part"] == part:
@@ -260,10 +258,10 @@ def refuse_if_chosen_on(name: str, policy: Policy, part: str) -> None:
 def warn_elsewhere(policy: Policy, **here) -> None:
     """Warn if a policy, or part of a Chain, was trained for another pair or other costs."""
     for part in getattr(policy, "policies", (policy,)):
+        facts = dict(here)
+        if getattr(part, "priced_for", None) == here.get("costs"):
+            facts.pop("costs", None)
         if hasattr(part, "warn_elsewhere"):
-            facts = dict(here)
-            if getattr(part, "priced_for", None) == here.get("costs"):
-                facts.pop("costs", None)
             part.warn_elsewhere(**facts)
 
 

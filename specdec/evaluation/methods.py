@@ -53,6 +53,7 @@ class DraftedBy:
 
     @property
     def fingerprinted(self) -> dict:
+        # the target is the run's own, so the drafter's weights suffice
         described = describe_pair(Pair(self.drafter.target, self.drafter))
         drafter = [self.name, described["weights"], described.get("drafter")]
         return {"drafter": drafter, "policy": fingerprint(self.policy)}
@@ -80,6 +81,7 @@ def method_from(text: str) -> Policy | None:
         return Static.of(TREES[text])
     if kind == "static":
         return Static.of(tree_from(numbers))
+    # a folder that is missing is reported as one
     if policy_folder(text).is_dir() or "/" in text:
         return load_policy(text)
     raise nearest_name_error("method", text, [AUTOREGRESSIVE, *TREES, "static:60,7,10"])

@@ -186,6 +186,7 @@ def _opened(policy: Any) -> tuple[str, Policy]:
     file = Path(policy).resolve()
     if not file.is_file():
         raise SpecdecError(f"there is no file {policy}; check the path.")
+    # what the file imports may be beside it
     module = ModuleType(file.stem)
     sys.path.append(str(file.parent))
     try:

@@ -25,7 +25,7 @@ from specdec.errors import SpecdecError
 from specdec.evaluation.bench import EvaluateConfig, evaluate
 from specdec.policies.heuristics import CopyGate
 from specdec.replays.replay import replay
-from specdec.replays.static_trees import SETTING, setting, static_grid, static_turns, tree_of
+from specdec.replays.static_trees import SETTING, setting, static_grid, tree_of
 
 FINALISTS = 5  # trees that replay finds fastest, which then race live
 PART = "tune"  # of the suites and recordings on which trees race
@@ -45,7 +45,6 @@ class Tuning:
 
     policy: Static  # the fastest; `evaluate` refuses to measure it on the prompts it was `tuned_on`
     table: pd.DataFrame
-    runs: tuple[runs.Run, ...]  # one per step
 
 
 def default_grid() -> list[TreeConfig]:
@@ -100,12 +99,10 @@ def tune_static(
     # 2. the steps
     racing = {tree.text: tree for tree in trees}
     tables = []
-    done = []
     rows = []
     for step, (start, end) in enumerate(_steps(len(items), len(racing))):
         policies = {label: Static.of(tree) for label, tree in racing.items()}
-        done.append(evaluate(policies, items[start:end], pair, config))
-        rows.append(done[-1].read_table("prompts"))
+        rows.append(evaluate(policies, items[start:end], pair, config).read_table("prompts"))
         table = _ranked(pd.concat(rows, ignore_index=True), racing).assign(step=step, prompts=end)
         count = math.ceil(len(racing) / KEEP) if end < len(items) else 1
         best = table["method"].head(count).tolist()
@@ -117,19 +114,7 @@ def tune_static(
     winner = Static.of(racing[best[0]])
     winner.tuned_on = frozenset(item.digest for item in items)
     columns = ["step", "method", *SETTING, "prompts", "ms_per_tok", "tau", "kept"]
-    return Tuning(winner, pd.concat(tables, ignore_index=True)[columns], tuple(done))
-
-
-@dataclass(frozen=True)
-class Race:
-    """The result of `race_static`.
-
-    table: one row per suite ("all" pools them) and tree decoded in it; times are per token.
-    """
-
-    tuned: TreeConfig  # the fastest over all suites, among the trees that all suites decoded
-    per_suite: dict[str, TreeConfig]
-    table: pd.DataFrame
+    return Tuning(winner, pd.concat(tables, ignore_index=True)[columns])
 
 
 def finalists(trace, costs) -> list[TreeConfig]:
@@ -140,8 +125,11 @@ def finalists(trace, costs) -> list[TreeConfig]:
 
 
 @runs.with_settings(RACED)
-def race_static(pair: Pair, trace, costs, config: EvaluateConfig | None = None, **settings) -> Race:
-    """The strongest static trees: chosen by replay on part "tune", then raced live on it.
+def race_static(
+    pair: Pair, trace, costs, config: EvaluateConfig | None = None, **settings
+) -> dict[str, TreeConfig]:
+    """The strongest static tree of every suite and of "all": chosen by replay on part "tune", then
+    raced live on it.
 
     Every suite is decoded by the FINALISTS that replay finds fastest over all suites, and by those
     it finds fastest on this one. trace: a recording of suites by name. settings: fields of
@@ -149,38 +137,27 @@ def race_static(pair: Pair, trace, costs, config: EvaluateConfig | None = None, 
     """
     config = runs.configured(config or RACED, EvaluateConfig, settings)
     trace = trace.select(part=PART)
-    suites = list(dict.fromkeys(trace.turns["suite"]))
     pooled = finalists(trace, costs)
-    rows = []
-    for suite in suites:
-        # 1. a live race on one suite
-        recorded = trace.select((trace.turns["suite"] == suite).to_numpy())
-        trees = list(dict.fromkeys([*pooled, *finalists(recorded, costs)]))
+    # 1. a live race on every suite
+    trees = {}
+    parts = []
+    for suite in dict.fromkeys(trace.turns["suite"]):
+        of_suite = trace.select((trace.turns["suite"] == suite).to_numpy())
+        racing = {tree.text: tree for tree in (*pooled, *finalists(of_suite, costs))}
+        trees.update(racing)
         name = f"{config.name}_{runs.plain_name(suite.replace('/', '_'))}"
-        methods = {tree.text: Static.of(tree) for tree in trees}
+        methods = {text: Static.of(tree) for text, tree in racing.items()}
         run = evaluate(methods, suite, pair, replace(config, part=PART, name=name))
-        turns = run.read_table("prompts")
-        turns["new_tok"] -= 1  # the first token comes from the prefill
-        measured = turns.groupby("method")[["decode_ms", "new_tok"]].sum()
-        # 2. beside the times that replay predicts
-        for tree in trees:
-            predicted = static_turns(recorded, costs, tree)[["time_ms", "new_tok"]].sum()
-            row = {"suite": suite, "tree": tree, **measured.loc[tree.text]}
-            rows.append({**row, **predicted.add_prefix("predicted_")})
-    # 3. all suites together, for the trees that all of them decoded
-    table = pd.DataFrame(rows)
-    shared = table[table["tree"].isin(pooled)].groupby("tree", sort=False)
-    together = shared.sum(numeric_only=True).reset_index().assign(suite="all")
-    table = pd.concat([table, together], ignore_index=True)
-    table["measured_ms"] = ms_per_tok(table["decode_ms"], table["new_tok"])
-    table["predicted_ms"] = ms_per_tok(table["predicted_time_ms"], table["predicted_new_tok"])
-    best = table.loc[table.groupby("suite", sort=False)["measured_ms"].idxmin()]
-    fastest = best.set_index("suite")["tree"]
-    table["fastest"] = table["tree"] == table["suite"].map(fastest)
-    shapes = pd.DataFrame([setting(tree) for tree in table["tree"]])
-    table = table[["suite", "predicted_ms", "measured_ms", "fastest"]].join(shapes)
-    table = table[["suite", *SETTING, "predicted_ms", "measured_ms", "fastest"]]
-    return Race(fastest["all"], {suite: fastest[suite] for suite in suites}, table)
+        parts.append(run.read_table("prompts"))
+    rows = pd.concat(parts)
+    rows["new_tok"] -= 1  # the first token comes from the prefill
+    # 2. all suites together, for the trees that all of them decoded
+    shared = rows[rows["method"].isin([tree.text for tree in pooled])].assign(suite="all")
+    groups = pd.concat([rows, shared]).groupby(["suite", "method"], sort=False)
+    sums = groups[["decode_ms", "new_tok"]].sum()
+    ms = ms_per_tok(sums["decode_ms"], sums["new_tok"])
+    fastest = ms.groupby(level="suite", sort=False).idxmin()
+    return {suite: trees[text] for suite, text in fastest}
 
 
 def tune_gate(
@@ -196,10 +173,8 @@ def tune_gate(
     rows = []
     for tree in trees:
         plan = (tree.total_tokens, tree.depth, tree.top_k, *tree.beam)
-        gates = [(Static.of(tree), math.nan, math.nan)]
-        for numbers in itertools.product(copied, saved):
-            gates.append((CopyGate(plan, *numbers), *numbers))
-        for policy, *numbers in gates:
+        for numbers in ((math.nan, math.nan), *itertools.product(copied, saved)):
+            policy = Static.of(tree) if math.isnan(numbers[0]) else CopyGate(plan, *numbers)
             replayed = replay(trace, policy, costs)
             rates = replayed.tau, replayed.ms_per_tok, replayed.speedup
             rows.append((policy, tree.text, *numbers, *rates))

@@ -248,23 +248,6 @@ def curves(
     return figure
 
 
-def node_curve(table: pd.DataFrame, *, by: str = "method", title: str = ""):
-    """Lines of tables.node_curve: milliseconds of a cycle's parts against verified tokens.
-
-    There is one panel per value of `by`.
-    """
-    parts = ["draft_ms", "verify_ms", "host_ms", "total_ms"]
-    need(table, by, "verified_tok", *parts)
-    names = table[by].astype(str)
-    if by != "method":
-        names = by.replace("_", " ") + " " + names
-    long = table.assign(**{by: names}).melt([by, "verified_tok"], parts, "part", "ms")
-    long["part"] = long["part"].str.removesuffix("_ms")
-    labels = ("tokens verified in one forward", "ms per cycle")
-    how = dict(by="part", panel=by, labels=labels, sharey=True, title=title)
-    return curves(long, "verified_tok", "ms", **how)
-
-
 def draw_line(axes, rows: pd.DataFrame, x: str, y: str, number: int, label: str) -> None:
     """A line in the look of this number; a band where rows have low and high."""
     rows = rows.sort_values(x)

@@ -126,17 +126,6 @@ def acceptance_by_depth(cycles: pd.DataFrame, by="method") -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[by, "depth", "reached", "acceptance_frac"])
 
 
-def node_curve(cycles: pd.DataFrame, by="method") -> pd.DataFrame:
-    """Median milliseconds of the parts and total_ms against verified tokens.
-
-    Columns: `by`, verified_tok, cycles (how many), the parts and total_ms.
-    """
-    need(cycles, by, "verified_tok", "total_ms", *PARTS)
-    grouped = cycles.groupby([by, "verified_tok"])
-    medians = grouped[[*PARTS, "total_ms"]].median()
-    return medians.join(grouped.size().rename("cycles")).reset_index()
-
-
 def markdown(table: pd.DataFrame, digits: int = 2) -> str:
     """The table in markdown.
 
@@ -203,6 +192,7 @@ def save(
         tabular = printed.to_latex(index=_has_names(printed), escape=True).strip()
         return latex_table(tabular, caption, label)
 
+    # an index without a name is a number of rows and says nothing
     csv = table.to_csv(index=table.index.name is not None)
     origin = provenance.of(sources, table)
     return write(stem, markdown(table, digits), csv, latex, origin=origin, about=about)

@@ -1,13 +1,12 @@
-"""Entry points for users: the command line, the doctor, estimates, and the book's functions."""
+"""Entry points for users: the command line, estimates of a machine, and the book's functions."""
 
-import importlib
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """A module, imported when first used; `book` is the workbook's (SpecdecError without one)."""
-    if name == "book":
-        return importlib.import_module("specdec.runs").workbook_module(name)
-    if name in ("doctor", "estimate", "places"):
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """`book` is a module of the notebooks; SpecdecError where there are none."""
+    if name != "book":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from specdec.runs import workbook_module
+
+    return workbook_module(name)

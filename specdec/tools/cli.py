@@ -7,20 +7,25 @@ the command found a fault; 2 for bad input; 130 for Ctrl-C. `--debug` shows the 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from specdec import machine, tools
+from specdec import machine
 from specdec.errors import SpecdecError
 
 SYSTEMS = ("resps", "ltd", "radar", "ours")
+DRAFTERS = "eagle3 ppow block eagle1 hass griffin medusa hydra lm".split()
+ACTIONS = ("run", "contents", "pages", "student", "lab", "tidy")
 SCALES = ("laptop", "paper")
-# name -> (kind, default, help). kind: a type, [type] for several values, a tuple of choices, or
-# bool for a flag
+RECORDINGS = "record"  # the name of the runs that `record` writes
+# name -> (kind, default, help). kind: a type, [type] for several values, a tuple of choices, bool
+# for a flag, or "append" for pairs of name and value
 OPTIONS: dict[str, tuple[Any, Any, str]] = {
     # the pair and its place
     "pair": (str, None, "target and drafter by name, or a folder or hub id (default: small)"),
@@ -49,7 +54,6 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "tuned": (bool, False, "add the fastest static tree on the tuning prompts; judge on the rest"),
     "force": (bool, False, "start over instead of continuing or reusing a run"),
     "cpu_time": (bool, False, "measure processor time instead of the wall clock (one thread)"),
-    "bench": (bool, False, "also time cycles of more pairs, in more rounds"),
     "gpu": (str, None, "compute from this GPU's data sheet: a100, h100, rtx3090 or t4"),
     "seconds": (float, 45.0, "duration of the measurement"),
     "estimate": (bool, False, "only print the estimated time and space"),
@@ -64,9 +68,9 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "machines": ([str], None, "hardware profiles to judge at as well (default: three GPUs)"),
     # trainings
     "preset": (str, None, "settings by name"),
-    "set": (["extend"], (), "change settings of the preset, such as passes=2 (repeatable)"),
+    "set": ([str], (), "change settings of the preset, such as passes=2 (repeatable)"),
     "objective": (str, "ppow", "what to optimise: ppow, cst, kl_only, distillspec-reverse, ..."),
-    "fields": (["extend"], (), "change settings of the objective, such as beta=0.1"),
+    "fields": ([str], (), "change settings of the objective, such as beta=0.1"),
     "start_from": (str, None, "folder of the drafter to continue from"),
     "minutes": (float, None, "stop after this many minutes instead of the preset's steps"),
     "steps": (int, None, "length of the training in steps or decisions (default: the preset's)"),
@@ -74,18 +78,17 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "budget": (SCALES, "laptop", "training length in decisions"),
     "variant": (("max_entropy", "standard"), "max_entropy", "variant of Re-SpS"),
     "order": (("6.1", "4"), "6.1", "section of LTD's paper whose order of rounds is used"),
-    "systems": ([str], SYSTEMS, "controllers to train"),
-    "seeds": ([int], (0,), "training seeds for each controller"),
     "out": (str, None, "output folder or file"),
     "tokens": (str, "3M", "total number of answer tokens in the folder, such as 500k or 3M"),
     "rows": (int, 64, "number of chats generated in parallel"),
     "answer_tok": (int, 320, "maximum number of tokens of an answer"),
     "prompts": (str, None, "file of prompts to answer before others are made up"),
     # the book
+    "action": (ACTIONS, None, "what to do with the notebooks"),
     "all": (bool, False, "run every notebook of the book, not only the main ones"),
     "scale": (SCALES, "laptop", "budgets of the notebooks"),
     "only": ([str], (), "names of notebooks or beginnings of them (2: the twenties)"),
-    "p": (["append"], (), "set a parameter of the notebooks (repeatable)"),
+    "p": ("append", (), "set a parameter of the notebooks (repeatable)"),
     "smoke": (bool, False, "run with the small settings of the tests"),
     "notebooks": (str, None, "folder of the notebooks (default: SPECDEC_NOTEBOOKS)"),
     "publish": (bool, False, "copy the items of the runs into figures/"),
@@ -96,30 +99,17 @@ PAIR = "pair target drafter"
 PLACE = "dtype device device_map"
 PROMPTS = "suites folder limit part"
 DECODING = "max_new_tokens temperature seed"
-# two commands have commands of their own
-GROUPS = {"train": "train a drafter or a controller", "book": "run, list or open the notebooks"}
-
-
 REQUIRED = object()  # as the default of an option
 
-
-class Command(NamedTuple):
-    """A command: its function, help, options, and defaults that differ from OPTIONS."""
-
-    function: Callable[[argparse.Namespace], int | None]
-    text: str
-    options: str
-    defaults: dict[str, Any]
-
-
-COMMANDS: dict[str, Command] = {}
+# name -> (function, its options, defaults that differ from OPTIONS)
+COMMANDS: dict[str, tuple[Callable, str, dict[str, Any]]] = {}
 
 
 def command(name: str, *options: str, **defaults) -> Callable:
     """Decorator that adds a function to COMMANDS; its docstring is the help."""
 
     def add(function: Callable) -> Callable:
-        COMMANDS[name] = Command(function, function.__doc__ or "", " ".join(options), defaults)
+        COMMANDS[name] = (function, " ".join(options), defaults)
         return function
 
     return add
@@ -127,27 +117,27 @@ def command(name: str, *options: str, **defaults) -> Callable:
 
 def add_option(parser: argparse.ArgumentParser, name: str, defaults: dict[str, Any]) -> None:
     """The argument of an option; a name in capitals is a positional one."""
-    if name.isupper():
-        parser.add_argument(name.lower(), help=OPTIONS[name.lower()][2])
-        return
-    kind, default, text = OPTIONS[name]
+    kind, default, text = OPTIONS[name.lower()]
     default = defaults.get(name, default)
-    facts: dict[str, Any] = {"default": default, "help": text}
+    facts: dict[str, Any] = {"help": text}
+    if isinstance(kind, tuple):
+        facts["choices"] = kind
+    if name.isupper():
+        parser.add_argument(name.lower(), **facts)
+        return
+    facts.update(default=default, required=default is REQUIRED)
     if kind is bool:
+        del facts["required"]
         facts["action"] = "store_true"
-    elif kind == ["append"]:
+    elif kind == "append":
         facts.update(action="append", nargs=2, default=[], metavar=("NAME", "VALUE"))
-    elif kind == ["extend"]:
-        facts.update(action="extend", nargs="*", default=[])
+    elif isinstance(kind, list) and default == ():
+        facts.update(type=kind[0], action="extend", nargs="*", default=[])
     elif isinstance(kind, list):
         facts.update(type=kind[0], nargs="*")
-    elif isinstance(kind, tuple):
-        facts["choices"] = kind
-    else:
+    elif kind in (int, float):
         facts["type"] = kind
-    if default is REQUIRED:
-        facts["required"] = True
-    elif default not in (None, (), False):
+    if default not in (None, (), False, REQUIRED):
         facts["help"] = f"{text} (default: {default})"
     parser.add_argument("-p" if name == "p" else f"--{name.replace('_', '-')}", **facts)
 
@@ -157,17 +147,16 @@ def parser() -> argparse.ArgumentParser:
     title = "Speculative decoding, measured and reproduced."
     top = argparse.ArgumentParser("specdec", description=title)
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    groups = {"": top.add_subparsers(dest="command", required=True, metavar="command")}
-    for name, text in GROUPS.items():
-        group = groups[""].add_parser(name, help=text, description=text)
-        groups[name] = group.add_subparsers(dest="system", required=True, metavar="system")
-    for name, line in COMMANDS.items():
+    commands = top.add_subparsers(dest="command", required=True, metavar="command")
+    training = commands.add_parser("train", help="train a drafter or a controller")
+    systems = training.add_subparsers(dest="system", required=True, metavar="system")
+    for name, (function, options, defaults) in COMMANDS.items():
         group, _, last = name.rpartition(" ")
-        each = groups[group].add_parser(last, help=line.text, description=line.text)
-        each.add_argument("--debug", action="store_true", default=argparse.SUPPRESS)
-        each.set_defaults(run=line.function)
-        for option in line.options.split():
-            add_option(each, option, line.defaults)
+        about = {"help": function.__doc__, "description": function.__doc__}
+        each = (systems if group else commands).add_parser(last, **about)
+        each.set_defaults(run=function)
+        for option in options.split():
+            add_option(each, option, defaults)
     return top
 
 
@@ -195,46 +184,169 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.formatwarning = usual
 
 
-def _print_table(table, digits: int = 2) -> None:
+@dataclass(frozen=True)
+class Models:
+    """The chosen pair and its place; `small` without any choice."""
+
+    pair: str | None = None
+    target: str | None = None
+    drafter: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    device_map: str | None = None
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Models:
+        """The models of a command's options."""
+        return cls(**options_of(args, f"{PAIR} {PLACE}"))
+
+    @property
+    def base(self) -> str:
+        """The preset or the target."""
+        from specdec.models.pairs import named
+
+        if self.pair and self.target:
+            raise SpecdecError("give --pair (a preset) or --target (a folder or hub id), not both.")
+        return self.target or named(self.pair or "small")
+
+    @property
+    def name(self) -> str:
+        """The pair's name. With another drafter it is another one, as its recordings differ."""
+        from specdec.models.drafters import kind_and_source
+        from specdec.models.pairs import name_of
+
+        name = name_of(self.base) if self.target else self.base
+        parts = [name]
+        if self.drafter:
+            kind, source = kind_and_source(self.drafter)
+            if kind not in (None, "eagle3", name):
+                parts.append(kind)
+            if source and name_of(source) != name:
+                parts.append(name_of(source))
+        return "+".join(parts)
+
+    def load(self):
+        """The pair with its drafter."""
+        from specdec.models.load import load_pair
+
+        name = self.name
+        source = {"target": self.target} if self.target else {"name": self.base}
+        if self.device_map:
+            source["device_map"] = self.device_map
+        pair = load_pair(**source, drafter=self.drafter, dtype=self.dtype, device=self.device)
+        pair.name = name
+        return pair
+
+    def method(self, text: str):
+        """A method by text, see `methods.method_from`; a warning if trained for another pair."""
+        from specdec.evaluation.compare import warn_elsewhere
+        from specdec.evaluation.methods import method_from
+
+        policy = method_from(text)
+        if policy is not None:
+            warn_elsewhere(policy, pair=self.name)
+        return policy
+
+
+def costs_file(pair: str, dtype: str) -> Path:
+    """The costs file written by `calibrate` and by notebook 21."""
+    from specdec import runs
+
+    return runs.recorded(pair) / f"costs-{dtype}.json"
+
+
+def leave_recording(folder: Path | str, trace, scale: str = "laptop") -> Path:
+    """Make the finished recording in `folder` the default one of its pair."""
+    from specdec import runs
+    from specdec.replays.trace import recording_folder
+
+    folder = recording_folder(folder).resolve()
+    if folder.is_relative_to(runs.home()):
+        folder = folder.relative_to(runs.home())
+    place = runs.recorded(trace.header["pair"], scale) / "recording.json"
+    return runs.write_json(place, {"folder": folder.as_posix(), "key": trace.header["key"]})
+
+
+def find_recording(folder: str | None, pair: str | None):
+    """The recording in `folder`, or the last one of `pair`."""
+    from specdec import runs
+    from specdec.replays.trace import open_trace, recording_folder
+
+    place = Path(folder) if folder else runs.recorded(pair)
+    if folder or (recording_folder(place) / "trace.json").is_file():
+        return open_trace(place, pair)
+    why = f"nothing was recorded with {pair} yet"
+    raise SpecdecError(f"{why}; run `specdec record` for it, or name a recording with --trace.")
+
+
+def find_costs(text: str | None, pair: str, dtype: str):
+    """The costs in a file or of a hardware profile; default those that `calibrate` wrote."""
+    from specdec.costs.model import CostModel
+    from specdec.costs.profiles import prices
+
+    if text:
+        return prices(text)
+    place = costs_file(pair, dtype)
+    if not place.is_file():
+        advice = "run `specdec calibrate` for it, or give --costs a file or a hardware profile"
+        raise SpecdecError(f"there are no costs of {pair} in {dtype} yet; {advice}.")
+    return CostModel.load(place)
+
+
+def keep_tree(pair: str, dtype: str):
+    """Make the fastest static tree, by the last recording and costs of `pair`, its default tree."""
+    from specdec import runs
+    from specdec.replays.static_trees import best_static
+
+    try:
+        recorded = find_recording(None, pair)
+        costs = find_costs(None, pair, dtype)
+    except SpecdecError:  # nothing was recorded or calibrated
+        return None
+    if "tune" in set(recorded.turns["part"]):
+        recorded = recorded.select(part="tune")
+    best = best_static(recorded.restrict(costs.ranges), costs)
+    runs.write_json(runs.tree_file(pair, dtype), dataclasses.asdict(best))
+    return best
+
+
+def options_of(args: argparse.Namespace, names: str) -> dict[str, Any]:
+    """These options of a command, of those that it has; a limit of 0 is none."""
+    values = {name: getattr(args, name) for name in names.split() if hasattr(args, name)}
+    if "limit" in values:
+        values["limit"] = values["limit"] or None
+    return values
+
+
+def suites_of(args: argparse.Namespace) -> list[str]:
+    """The named suites, or the usual embedded ones for the pair."""
+    from specdec.data.suites import DEFAULT_NAMES, embedded_suite
+
+    pair = Models.of(args).name
+    return args.suites or [embedded_suite(name, pair) for name in DEFAULT_NAMES]
+
+
+def print_table(table, digits: int = 2) -> None:
     from specdec.report.tables import markdown
 
     print(markdown(table, digits=digits))
 
 
-def _values(args: argparse.Namespace, names: str) -> dict[str, Any]:
-    """Options as keyword arguments; a limit of 0 is none."""
-    values = {name: getattr(args, name) for name in names.split()}
-    if "limit" in values:
-        values["limit"] = args.limit or None
-    return values
-
-
-def _which(args: argparse.Namespace):
-    return tools.places.which(args.pair, args.target, args.drafter)
-
-
-def _load(args: argparse.Namespace):
-    """The pair of the options."""
-    return tools.places.load(_which(args), args.dtype, args.device, args.device_map)
-
-
-def _suites(args: argparse.Namespace) -> list[str]:
-    """The named suites, or the usual embedded ones for the pair."""
-    from specdec.data.suites import DEFAULT_NAMES, embedded_suite
-
-    pair = _which(args).name
-    return list(args.suites) or [embedded_suite(name, pair) for name in DEFAULT_NAMES]
-
-
-@command("doctor", "bench")
+@command("doctor")
 def doctor(args) -> int:
     """report this machine's features, missing parts and the costs of a cycle here"""
-    checks = tools.doctor.checks()
-    _print_table(checks)
+    import pandas
+
+    from specdec.models.load import load_pair
+    from specdec.tools import estimate
+
+    checks = estimate.checks()
+    print_table(checks)
     print()
-    pairs = ("tiny", "small") if args.bench else ("small",)
-    _print_table(tools.doctor.benchmark(pairs, rounds=5 if args.bench else 1))
-    return int((checks["state"] == tools.doctor.FAULT).any())
+    pair = load_pair("small", dtype="float32")
+    rows = [estimate.cycle_costs(pair, estimate.suite_prompts(pair), pair.usual_tree)]
+    print_table(pandas.DataFrame(rows))
+    return int((checks["state"] == estimate.FAULT).any())
 
 
 @command("pairs")
@@ -254,17 +366,18 @@ def decode(args) -> None:
     from specdec.core.decode import decode as drafted
     from specdec.core.policy import Static
 
-    settings = _values(args, f"raw {DECODING}")
-    tuned = args.policy == "tuned"
-    method = None if tuned else tools.places.policy(args.policy, _which(args).name)
-    models = _load(args)
-    if tuned:
-        method = Static.of(models.usual_tree)
+    # a wrong name is refused before a model is read
+    models = Models.of(args)
+    method = None if args.policy == "tuned" else models.method(args.policy)
+    pair = models.load()
+    if args.policy == "tuned":
+        method = Static.of(pair.usual_tree)
+    settings = options_of(args, f"raw {DECODING}")
     if method is None:
-        out = autoregress(models, args.prompt, **settings)
+        out = autoregress(pair, args.prompt, **settings)
         facts = f"autoregressive: {out.new_tok} tokens"
     else:
-        out = drafted(models, args.prompt, method, **settings)
+        out = drafted(pair, args.prompt, method, **settings)
         facts = f"{method!r}: {out.new_tok} tokens, tau {out.tau:.2f} in {len(out.rows)} cycles"
     print(out.tokens if out.text is None else out.text)
     print(f"[{facts}, {out.tokens_per_s:.0f} tokens/s]", file=sys.stderr)
@@ -279,81 +392,85 @@ def audit(args) -> int:
     from specdec.data.suites import gather, openings
     from specdec.evaluation import lossless
 
+    models = Models.of(args)
     policies = lossless.default_policies(args.seed)
-    for text in args.methods:
-        policies[text] = tools.places.policy(text, _which(args).name)
-    items = gather(_suites(args), **_values(args, "limit part folder seed"))
-    models = _load(args)
+    policies.update({text: models.method(text) for text in args.methods})
+    items = gather(suites_of(args), **options_of(args, "limit part folder seed"))
+    pair = models.load()
+    # greedy text repeats itself and hides faults, so both by default
     temperatures = (0.0, 1.0) if args.temperature is None else (args.temperature,)
-    settings = _values(args, "max_new_tokens seed")
-    prompts = openings(models, items)
-    result = lossless.audit(models, prompts, policies, temperatures=temperatures, **settings)
-    _print_table(result.table)
+    settings = options_of(args, "max_new_tokens seed")
+    prompts = openings(pair, items)
+    result = lossless.audit(pair, prompts, policies, temperatures=temperatures, **settings)
+    print_table(result.table)
     if result.unasked:
         print(f"Never asked, so not tested: {', '.join(result.unasked)}.")
     if len(result.failures):
         print("Not lossless; the first of the texts that differ:")
-        _print_table(result.failures.head())
+        print_table(result.failures.head())
     return int(not result.passed)
 
 
-MEASURING = "methods tuned repeats force on jobs"
+MEASURING = "repeats force on jobs"
 
 
-@command("evaluate", MEASURING, PAIR, PLACE, DECODING, PROMPTS)
+@command("evaluate", "methods tuned", MEASURING, PAIR, PLACE, DECODING, PROMPTS)
 def evaluate(args) -> None:
     """measure the speed of methods on suites"""
     from specdec.evaluation import bench
     from specdec.evaluation.tuning import tune_static
 
-    methods = {}
-    for text in args.methods:
-        methods[text] = tools.places.policy(text, _which(args).name)
+    models = Models.of(args)
+    methods = {text: models.method(text) for text in args.methods}
     if args.tuned and args.part not in (None, "test"):
         raise SpecdecError(f"--tuned evaluates on the test part, not on --part {args.part}.")
-    suites = _suites(args)
-    models = _load(args)
+    suites = suites_of(args)
+    pair = models.load()
     if args.tuned:
-        settings = _values(args, f"{DECODING} folder")
-        methods["tuned"] = tune_static(models, suites, **settings).policy
+        settings = options_of(args, f"{DECODING} folder")
+        methods["tuned"] = tune_static(pair, suites, **settings).policy
         args.part = "test"
-    settings = _values(args, f"{DECODING} folder limit part repeats force on jobs")
-    run = bench.evaluate(methods, suites, models, **settings)
-    table = bench.summary(run)
+    # a run of the same settings is continued or reused
+    settings = options_of(args, f"{DECODING} {MEASURING} folder limit part")
+    run = bench.evaluate(methods, suites, pair, **settings)
     columns = ["suite", "method", "prompts", "speedup", "speedup_low", "speedup_high", "tau"]
     columns += ["tok_per_s", "same_frac", "accuracy_frac"]
-    _print_table(table.reindex(columns=columns).dropna(axis=1, how="all"))
+    print_table(bench.summary(run).reindex(columns=columns).dropna(axis=1, how="all"))
     print(run.directory)
 
 
 @command("estimate", "gpu repeats max_new_tokens dtype device", PAIR, PROMPTS)
 def estimate(args) -> None:
     """estimate memory and time of a run before it runs"""
+    from specdec.tools.estimate import estimate as expected
+
     names = "dtype device drafter gpu max_new_tokens limit folder part repeats"
-    needed = tools.estimate.estimate(_which(args).base, _suites(args), **_values(args, names))
+    needed = expected(Models.of(args).base, suites_of(args), **options_of(args, names))
     if not needed.fits:
         raise SpecdecError(needed.sentence)
     print(needed.sentence, file=sys.stderr)
 
 
 SHAPES = "depth top_ks trees family most_nodes"
-RECORDING = f"data estimate {SHAPES} on jobs suites folder limit"
 
 
-@command("record", RECORDING, PAIR, PLACE, DECODING, limit=40)
+@command(
+    "record", "data estimate on jobs suites folder limit", SHAPES, PAIR, PLACE, DECODING, limit=40
+)
 def record(args) -> None:
     """record what every tree would accept, so that any policy can be replayed"""
     from specdec import runs
     from specdec.data.suites import NAMES, Prompt, embedded_suite
     from specdec.replays import record as recording
+    from specdec.tools.estimate import estimate_record
     from specdec.training.drafter.generate_data import read_prompts
 
     # 1. the pair and its prompts
-    models = _load(args)
-    settings = _values(args, f"{DECODING} {SHAPES} limit folder on jobs")
+    pair = Models.of(args).load()
+    settings = options_of(args, f"{DECODING} {SHAPES} limit folder on jobs")
     widths = (*args.top_ks, *args.trees)
-    settings["lengths"] = recording.usual_lengths(models, widths, args.depth)
-    prompts = list(args.suites) or [embedded_suite(name, models.name) for name in NAMES]
+    settings["lengths"] = recording.usual_lengths(pair, widths, args.depth)
+    prompts: Any = args.suites or [embedded_suite(name, pair.name) for name in NAMES]
     if args.data:  # the user's turns of every line: the pair gives its own answers
         name = Path(args.data).stem
         prompts = {name: []}
@@ -362,25 +479,25 @@ def record(args) -> None:
             prompts[name].append(Prompt(f"{name}/{len(prompts[name])}", name, turns))
         settings["part"] = recording.SPLIT
     # 2. what it needs
-    needed = tools.estimate.estimate_record(models, prompts, **settings)
+    needed = estimate_record(pair, prompts, **settings)
     print(needed.sentence, file=sys.stderr)
     if args.estimate:
         return
     if not needed.fits:
         raise SpecdecError(needed.sentence)
     # 3. the recording, which other commands then find
-    trace = recording.record(models, prompts, **settings)
+    trace = recording.record(pair, prompts, **settings)
     print(f"{trace!r}", file=sys.stderr)
-    for run in runs.find(tools.places.RECORDINGS):
+    for run in runs.find(RECORDINGS):
         if run.key == trace.header["key"]:
-            tools.places.leave_recording(run.directory, trace)
+            leave_recording(run.directory, trace)
             print(run.directory)
 
 
-WRITING = "out tokens minutes rows answer_tok prompts folder seed estimate"
+WRITING = "TARGET out tokens minutes rows answer_tok prompts folder seed"
 
 
-@command("generate-data", "TARGET", WRITING, PLACE, out=REQUIRED)
+@command("generate-data", WRITING, PLACE, out=REQUIRED)
 def generate_data(args) -> None:
     """let a chat model write prompts and answers to train its drafter on"""
     from specdec.training.drafter import generate_data as chats
@@ -390,14 +507,10 @@ def generate_data(args) -> None:
         total = int(float(args.tokens.rstrip("kM")) * thousands.get(args.tokens[-1:], 1))
     except ValueError:
         raise SpecdecError(f"--tokens takes 500k or 3M, not {args.tokens!r}.") from None
-    settings = _values(args, "seed rows answer_tok")
-    if args.prompts:
-        settings["prompts"] = Path(args.prompts)
-    config = chats.ChatConfig(**settings)
-    args.pair = args.drafter = None
-    pair = _load(args)
+    settings = options_of(args, "seed rows answer_tok")
+    config = chats.ChatConfig(**settings, prompts=Path(args.prompts or chats.PROMPTS))
     end = {"tokens": total, "minutes": args.minutes, "benchmarks": args.folder}
-    files = chats.generate_chats(pair, config, args.out, **end)
+    files = chats.generate_chats(Models.of(args).load(), config, args.out, **end)
     counts = ", ".join(f"{name} {count:,}" for name, count in files.counts.items())
     print(f"{args.out} holds {files.answer_tok:,} answer tokens ({counts}).")
 
@@ -409,7 +522,7 @@ def score(args) -> None:
 
     machines = module.MACHINES if args.machines is None else args.machines
     result = module.score(args.policy, trace=args.trace, costs=args.costs, machines=machines)
-    _print_table(result.table, digits=3)
+    print_table(result.table, digits=3)
     print(f"\n{result.sentence}")
 
 
@@ -419,116 +532,79 @@ def calibrate(args) -> None:
     from specdec.core.pair import dtype_name
     from specdec.costs.calibrate import calibrate as measure
 
-    models = _load(args)
-    costs = measure(models, **_values(args, "seconds seed cpu_time"))
-    dtype = dtype_name(models.target.dtype)
-    print(costs.save(args.out or tools.places.costs_file(models.name, dtype)))
-    tree = None if args.out else tools.places.keep_tree(models.name, dtype)
+    pair = Models.of(args).load()
+    costs = measure(pair, **options_of(args, "seconds seed cpu_time"))
+    dtype = dtype_name(pair.target.dtype)
+    print(costs.save(args.out or costs_file(pair.name, dtype)))
+    # costs kept elsewhere are not this machine's usual ones
+    tree = None if args.out else keep_tree(pair.name, dtype)
     if tree:
-        print(f"{models.name} now decodes with the tree {tree.text}, the fastest at these costs.")
+        print(f"{pair.name} now decodes with the tree {tree.text}, the fastest at these costs.")
 
 
 def train_drafter(args) -> None:
-    """Train a drafter of one kind, or continue one with PPOW."""
+    """train a drafter of one kind, or continue one (ppow)"""
     from specdec.data.corpus import CorpusChats
     from specdec.training.drafter import chats, eagle3, presets
 
-    # 1. the settings; eagle3 has no objective, and only that of ppow has a name
     names = (args.system, args.target, args.preset, args.set, args.start_from)
-    more = _values(args, f"seed {MORE.get(args.system, 'fields')}")
-    settings, aim, start = presets.training_named(*names, own_text=bool(args.data), **more)
-    budget = presets.Budget(**_values(args, "minutes steps seed device"))
-    # 2. the training
+    aims = options_of(args, "seed fields objective")
+    settings, aim, start = presets.training_named(*names, own_text=bool(args.data), **aims)
+    budget = presets.Budget(**options_of(args, "minutes steps seed device"))
     conversations = chats.load_conversations(args.data) if args.data else CorpusChats()
     how: dict = {"settings": settings, "objective": aim, "start_from": start, "budget": budget}
     how.update(out_dir=args.out, resume=not args.restart)
     print(eagle3.train_drafter(args.target, conversations, **how))
 
 
-def _recording(args: argparse.Namespace) -> tuple:
-    """The recording that a training reads, and its prices."""
-    which = _which(args)
-    name = None if args.trace and not which.typed else which.name
-    recorded = tools.places.trace(args.trace, name)
-    header = recorded.header
-    return recorded, tools.places.costs(args.costs, header["pair"], header["dtype"])
-
-
 def train_controller(args) -> None:
-    """Train a controller on a recording."""
+    """train a controller on a recording"""
     from specdec import runs
     from specdec.policies import ltd
     from specdec.policies.base import setting
     from specdec.training import controllers
 
     # 1. the recording and its prices; with --data they are made first
+    models = Models.of(args)
+    chosen = [f"--{name}={value}" for name, value in options_of(args, PAIR).items() if value]
+    if args.data and args.trace:
+        raise SpecdecError("give --data (prompts to record) or --trace, and not both.")
     if args.data:
-        if args.trace:
-            raise SpecdecError("give --data (prompts to record) or --trace, and not both.")
-        chosen = []
-        for name in PAIR.split():
-            if getattr(args, name):
-                chosen += [f"--{name}", getattr(args, name)]
-        parse = parser().parse_args
-        record(parse(["record", "--data", args.data, "--limit", "0", *chosen]))
+        record(parser().parse_args(["record", "--data", args.data, "--limit=0", *chosen]))
         if not args.costs:
-            calibrate(parse(["calibrate", *chosen]))
-    recorded, prices = _recording(args)
+            calibrate(parser().parse_args(["calibrate", *chosen]))
+    recorded = find_recording(args.trace, models.name if chosen or not args.trace else None)
     pair, dtype = recorded.header["pair"], recorded.header["dtype"]
+    prices = find_costs(args.costs, pair, dtype)
     # 2. the settings
     changes = dict(setting("--set", "ppo.gamma=0.9", text) for text in args.set)
     if args.system == "ltd":
         changes.setdefault("rounds", ltd.ORDERS[args.order])
-    settings = _values(args, "preset steps seed")
-    if args.system == "resps":
-        settings["variant"] = args.variant
-    if changes.get("state") == "text" and "text_state" not in recorded.header:
-        which = _which(args)
-        which = which if which.typed else tools.places.which(pair)
-        texts = runs.workbook_module("texts", "experiments")
-        recorded = texts.embedded(recorded, lambda: tools.places.load(which, dtype))
+    settings = options_of(args, "steps seed variant")
+    settings.update(preset=args.preset, changes=changes, paper=args.budget == "paper")
     # 3. the training
-    folder = Path(args.out or tools.places.policy_folder(pair, args.system, dtype))
-    how = {"out_dir": folder, "resume": not args.restart, "paper": args.budget == "paper"}
-    controllers.train_system(args.system, recorded, prices, changes=changes, **settings, **how)
+    usual = runs.runs_dir() / "policies" / runs.safe_name(pair) / f"{args.system}-{dtype}"
+    folder = Path(args.out or usual)
+    how = {"out_dir": folder, "resume": not args.restart}
+    controllers.train_system(args.system, recorded, prices, **settings, **how)
     print(folder)
 
 
-DRAFTERS = {
-    "eagle3": "train an EAGLE-3 drafter for any target, by the training-time test",
-    "ppow": "continue training a drafter, with PPOW or another objective",
-    "block": "train a block drafter, which drafts all positions in one pass",
-    "eagle1": "train an EAGLE-1 drafter (also for EAGLE-2's trees)",
-    "hass": "train an EAGLE-1 drafter by HASS",
-    "griffin": "train a GRIFFIN drafter",
-    "medusa": "train Medusa's heads",
-    "hydra": "train Hydra's heads",
-    "lm": "train a small language model as drafter",
-}
-DRAFTING = "target out data preset set start_from minutes steps device seed restart"
-CONTROLLING = f"{PAIR} trace costs preset steps budget out"
+TRAINING = "target out data preset set steps seed restart"
+DRAFTING = f"{TRAINING} device start_from minutes"
+CONTROLLING = f"{TRAINING} pair drafter trace costs budget"
 MORE = {"eagle3": "", "ppow": "objective fields", "resps": "variant", "ltd": "order"}
-for _name, _text in DRAFTERS.items():
+for _kind in DRAFTERS:
     _defaults = {"target": REQUIRED, "out": REQUIRED, "device": None}
-    if _name != "ppow":
-        _defaults["preset"] = "small"
-    _options = f"{DRAFTING} {MORE.get(_name, 'fields')}"
-    COMMANDS[f"train {_name}"] = Command(train_drafter, _text, _options, _defaults)
-for _name in SYSTEMS:
-    _text = f"train the controller {_name} on a recording"
-    _options = f"{CONTROLLING} data set seed restart {MORE.get(_name, '')}"
-    COMMANDS[f"train {_name}"] = Command(train_controller, _text, _options, {"preset": "ours"})
-
-
-@command("train sweep", CONTROLLING, "systems seeds on jobs", preset="ours", out=REQUIRED)
-def train_sweep(args) -> None:
-    """train several controllers with several seeds; existing ones are kept"""
-    from specdec.training import controllers
-
-    recorded, prices = _recording(args)
-    settings = _values(args, "seeds preset steps on jobs")
-    settings.update(out_dir=Path(args.out), paper=args.budget == "paper")
-    _print_table(controllers.train_sweep(args.systems, recorded, prices, **settings))
+    _defaults["preset"] = None if _kind == "ppow" else "small"
+    COMMANDS[f"train {_kind}"] = (
+        train_drafter,
+        f"{DRAFTING} {MORE.get(_kind, 'fields')}",
+        _defaults,
+    )
+for _kind in SYSTEMS:
+    _options = f"{CONTROLLING} {MORE.get(_kind, '')}"
+    COMMANDS[f"train {_kind}"] = (train_controller, _options, {"preset": "ours"})
 
 
 @command("items", "scale publish replace notebooks")
@@ -539,7 +615,7 @@ def items(args) -> int:
     book_items = runs.workbook_module("items")
     if not args.publish:
         table = book_items.status(args.scale)
-        _print_table(table[["item", "state", "missing", "scale", "notebook"]])
+        print_table(table[["item", "state", "missing", "scale", "notebook"]])
         return 0
     sources = runs.workbook_module("claims").sources(args.scale, richest=not args.replace)
     published = book_items.publish(args.scale, sources, args.replace)
@@ -548,67 +624,51 @@ def items(args) -> int:
         runs.workbook_module("speeds").write(book_items.figures_dir())
         page = runs.workbook_module("page")
         page.write_verdicts(runs.home() / "README.md", book_items.figures_dir())
-    _print_table(published)
+    print_table(published)
     return int((published["state"] == "refused").any())
 
 
-@command("reproduce", "all force scale notebooks on jobs")
+RUNNING = "only p smoke all force scale notebooks on jobs"
+
+
+@command("reproduce", RUNNING)
 def reproduce(args) -> int:
-    """run the main notebooks of the book and write a page of all results"""
-    args.only, args.p, args.smoke = (), (), False
-    return book_run(args)
-
-
-@command("book run", "only p smoke all force scale notebooks on jobs")
-def book_run(args) -> int:
-    """run the notebooks whose results are out of date"""
+    """run the notebooks whose results are out of date, and write a page of all results"""
     import yaml
 
-    book = tools.book.Book(args.scale)
+    from specdec.tools import book
+
+    opened = book.Book(args.scale)
     values = {name: yaml.safe_load(text) for name, text in args.p}  # a number, flag or list
-    how = _values(args, "force smoke on jobs")
-    report = tools.book.run(book, args.only, parameters=values, everything=args.all, **how)
+    how = options_of(args, "force smoke on jobs")
+    report = book.run(opened, args.only, parameters=values, everything=args.all, **how)
     if not args.only:
-        tools.book.write_page(book)
+        book.write_page(opened)
     return int(report["state"].isin(["failed", "skipped"]).any())
 
 
-@command("book contents", "scale notebooks")
-def book_contents(args) -> None:
-    """print the table of contents with the state of each notebook"""
-    print(tools.book.contents(args.scale))
-
-
-@command("book pages", "only scale notebooks")
-def book_pages(args) -> None:
-    """write the executed notebooks as pages with pictures into figures/book"""
+@command("book", "ACTION out check", RUNNING)
+def use_book(args) -> int:
+    """run the notebooks, list them, write them as pages or for students, open them, or tidy them"""
     from specdec import runs
+    from specdec.tools import book
 
-    pages = runs.workbook_module("executed").write_pages(tools.book.Book(args.scale), args.only)
-    print(*pages, sep="\n")
-
-
-@command("book student", "out notebooks")
-def book_student(args) -> None:
-    """write the teaching notebooks without their solutions"""
-    from specdec import runs
-
-    folder = Path(args.out) if args.out else runs.home() / "runs" / "student"
-    print(*tools.book.write_student_edition(folder), sep="\n")
-
-
-@command("book lab", "notebooks")
-def book_lab(args) -> int:
-    """open the book in JupyterLab"""
-    return tools.book.open_lab()
-
-
-@command("book tidy", "check notebooks")
-def book_tidy(args) -> int:
-    """remove outputs from the notebooks and rewrite their first cells"""
-    untidy = tools.book.tidy_all(check=args.check)
-    print("\n".join(untidy) or "everything is tidy")
-    return int(args.check and bool(untidy))
+    if args.action == "run":
+        return reproduce(args)
+    if args.action == "lab":
+        return book.open_lab([])
+    if args.action == "contents":
+        lines = [book.contents(args.scale)]
+    elif args.action == "pages":
+        lines = runs.workbook_module("executed").write_pages(book.Book(args.scale), args.only)
+    elif args.action == "student":
+        lines = book.write_student_edition(Path(args.out or runs.home() / "runs" / "student"))
+    else:
+        lines = book.tidy_all(check=args.check)
+        print(*lines or ["everything is tidy"], sep="\n")
+        return int(args.check and bool(lines))
+    print(*lines, sep="\n")
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Estimates before a run: memory and time of decoding, megabytes and time of a recording.
+"""Estimates before a run, this machine's missing parts, and the costs of a tree's cycle here.
 
 Memory is counted from shapes on the meta device. Time comes from decoding a few tokens, or, for a
 GPU elsewhere, from its data sheet. Of a recording, a few prompts are recorded and measured.
@@ -6,6 +6,7 @@ GPU elsewhere, from its data sheet. Of a recording, a few prompts are recorded a
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -15,18 +16,28 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import torch
 import transformers
 
-from specdec import runs
+from specdec import machine, runs
 from specdec.core.decode import ROWS, autoregress, decode, drive
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Static
 from specdec.core.protocols import finish
+from specdec.core.records import tau
 from specdec.core.tree_config import GIB, TreeConfig, free_bytes
 from specdec.costs.profiles import GPUS, HOSTS, MEMORY_GB
-from specdec.data.suites import conversation, gather, openings
+from specdec.data.suites import (
+    DATA_VARIABLE,
+    DEFAULT_NAMES,
+    conversation,
+    embedded_suite,
+    gather,
+    openings,
+)
 from specdec.errors import SpecdecError, check_integer, check_name
+from specdec.evaluation import bench
 from specdec.models import load, pairs
 from specdec.models.eagle_files import read_checkpoint
 from specdec.models.eagle_network import layer_like, network_of
@@ -41,6 +52,7 @@ PROBE_TOK = 24  # tokens that a probe decodes
 PROBE_POSITIONS = 24  # of a prompt, whose trees are grown in the probe
 TURN_BYTES = 8_000  # the table of one prompt's turns
 DISTRIBUTION_BYTES = 8 + 4 * 8 * 9  # a row number and RADAR's eight distributions over nine lengths
+OK, NOTE, FAULT = "ok", "note", "fault"
 
 
 @dataclass(frozen=True)
@@ -67,17 +79,14 @@ class Estimate:
 
     @property
     def sentence(self) -> str:
-        needed = f"{self.needed_gib:.1f} GiB"
-        text = f"{self.pair} in {self.dtype} on {self.device} needs about {needed}"
+        text = f"{self.pair} in {self.dtype} on {self.device} needs about {self.needed_gib:.1f} GiB"
         if not self.fits:
             advice = "take bfloat16, a smaller pair or a larger machine"
             return f"{text}, but {self.free_gib:.1f} GiB are free; {advice}."
         if self.seconds:
-            text = (
-                f"{text}; {self.prompts} turns take up to {_duration(sum(self.seconds.values()))}"
-            )
+            text += f"; {self.prompts} turns take up to {_duration(sum(self.seconds.values()))}"
         if self.device in GPUS:
-            text = f"{text} (computed from its data sheet, not measured)"
+            text += " (computed from its data sheet, not measured)"
         return f"{text}."
 
 
@@ -108,11 +117,13 @@ def estimate(
     if gpu is not None:
         check_name("GPU", gpu, GPUS)
     # 1. where, and in which number format; published weights are in bfloat16
-    name = pair.name if isinstance(pair, Pair) else str(pair)
-    number_format, place = load.DTYPES.get(dtype, torch.bfloat16), torch.device("cuda")
     if isinstance(pair, Pair):
-        number_format, place = pair.target.dtype, pair.target.device
-    elif not gpu:
+        name, number_format, place = pair.name, pair.target.dtype, pair.target.device
+    elif gpu:
+        number_format = load.DTYPES.get(dtype, torch.bfloat16)
+        name, place = str(pair), torch.device("cuda")
+    else:
+        name = str(pair)
         number_format, place = load.placement(dtype, device)
     if number_format == "auto":
         number_format = torch.bfloat16
@@ -120,8 +131,7 @@ def estimate(
     target, network = shapes_of(pair, drafter)
     sizes = _memory(target, network, number_format, tree, max_new_tokens)
     free_gib = MEMORY_GB[gpu] * 1e9 / GIB if gpu else free_memory_gib(place)
-    where = gpu or place.type
-    needed = Estimate(name, dtype_name(number_format), where, *sizes, free_gib)
+    needed = Estimate(name, dtype_name(number_format), gpu or place.type, *sizes, free_gib)
     # 3. time
     loadable = isinstance(pair, Pair) or load.at_hand(name) or Path(name).expanduser().is_dir()
     if suites is None or not needed.fits or not (gpu or loadable):
@@ -364,3 +374,85 @@ def _written_bytes(tables: list[dict]) -> int:
 def nearest_existing(folder: Path) -> Path:
     """The folder, or the nearest existing one above it."""
     return next(place for place in (folder.resolve(), *folder.resolve().parents) if place.exists())
+
+
+def checks(names=load.SHIPPED) -> pd.DataFrame:
+    """One row per fact: fact, value, state (OK, NOTE for a possible improvement, FAULT)."""
+    facts = machine.fingerprint()
+    cores = facts["cores"]
+    rows = [("CPU", f"{facts['cpu']}, {cores} usable cores, {facts['system']}", OK)]
+    rows.append(("GPU", facts["gpu"] or "none", OK))
+    # 1. what slows decoding down
+    if not facts["gpu"] and not machine.multiplies_bfloat16():
+        rows.append(("number format", "no bfloat16 units: use float32", NOTE))
+    free_gib = free_memory_gib()
+    if free_gib is not None:
+        rows.append(("memory", f"{free_gib:.1f} GiB free", NOTE if free_gib < 2 else OK))
+    threads = facts["threads"] or 0
+    rows.append(("threads", f"{threads} (OMP_NUM_THREADS)", NOTE if threads > cores else OK))
+    # 2. what is missing
+    for name in names:
+        try:
+            load.load_pair(name)
+            rows.append((f"pair {name}", "loads", OK))
+        except SpecdecError as error:
+            rows.append((f"pair {name}", str(error), FAULT))
+    folder = os.environ.get(DATA_VARIABLE)
+    missing = folder is not None and not Path(folder).expanduser().is_dir()
+    rows.append(("benchmarks", folder or "embedded only", FAULT if missing else OK))
+    writable = os.access(nearest_existing(runs.home()), os.W_OK)
+    rows.append(("results", str(runs.home()), OK if writable else FAULT))
+    # 3. versions, and who else computes here
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    rows.append(("versions", f"Python {facts['python']}, {versions}", OK))
+    crowded = machine.Neighbours().crowded()
+    rows.append(("load", crowded or "this process has its cores", NOTE if crowded else OK))
+    return pd.DataFrame(rows, columns=["fact", "value", "state"])
+
+
+def cycle_costs(
+    pair: Pair, prompts, tree: TreeConfig, new_tok: int = 24, rounds: int = 1, **settings
+) -> dict:
+    """Costs of a tree's cycle on `prompts`, as medians over the rounds.
+
+    plain_ms: a step of `autoregress`. draft_steps, verify_steps, rest_steps: of the mean cycle, in
+    plain steps. speed: over that of `autoregress`, with the range over the rounds. Both alternate,
+    so that a busy machine slows them alike, and only ratios within a round are compared.
+    """
+    methods = {"plain": "autoregressive", "tree": Static.of(tree)}
+    options = {"max_new_tokens": new_tok, "repeats": rounds, "progress": False, **settings}
+    turns, cycles = bench.decode_rounds(methods, {pair.name: prompts}, pair, **options)
+    facts = {"pair": pair.name, "dtype": dtype_name(pair.target.dtype), "tree": tree.text}
+    return {**facts, **in_steps(turns, cycles)}
+
+
+def in_steps(turns: pd.DataFrame, cycles: pd.DataFrame) -> dict:
+    """The mean cycle of the method "tree" in steps of the method "plain"."""
+    # 1. sums of every method and round; the prompt's own forward is no step
+    columns = ["new_tok", "steps", "cycles", "cycle_tok", "total_ms", "decode_ms"]
+    turns = turns.assign(steps=turns["new_tok"] - 1).groupby(["method", "repeat"])[columns].sum()
+    plain = turns.loc["plain"]
+    tree = turns.loc["tree"]
+    laps = ["draft_ms", "verify_ms", "total_ms"]
+    laps_ms = cycles[cycles["method"] == "tree"].groupby("repeat")[laps].sum()
+    # 2. ratios within a round
+    step_ms = plain["decode_ms"] / plain["steps"]
+    speed = (plain["total_ms"] / plain["new_tok"]) / (tree["total_ms"] / tree["new_tok"])
+    steps = laps_ms.div(tree["cycles"] * step_ms, axis=0)
+    rest = steps["total_ms"] - steps["draft_ms"] - steps["verify_ms"]
+    return {
+        "tau": float(tau(tree["cycle_tok"].sum(), tree["cycles"].sum())),
+        "plain_ms": float(step_ms.median()),
+        "draft_steps": float(steps["draft_ms"].median()),
+        "verify_steps": float(steps["verify_ms"].median()),
+        "rest_steps": float(rest.median()),
+        "speed": float(speed.median()),
+        "speed_low": float(speed.min()),
+        "speed_high": float(speed.max()),
+    }
+
+
+def suite_prompts(pair: Pair) -> list[list[int]]:
+    """Token ids of one tuning prompt of each of the pair's usual suites."""
+    names = [embedded_suite(name, pair.name) for name in DEFAULT_NAMES]
+    return openings(pair, gather(names, part="tune", limit=1))

@@ -204,11 +204,6 @@ def test_summary_of_rows_with_known_answers(home):
     assert table.loc["all", "p_holm"].notna().tolist() == [False, True, False]
     other = bench.summary(run, "fast").set_index(["suite", "method"])
     assert other.loc[("x", "plain"), "speedup"] == pytest.approx(0.5)
-    noise = bench.noise_check(run)
-    assert (noise["first"], noise["second"], noise["speedup"]) == ("fast", "again", 1.0)
-    assert (noise["prompts"], noise["quiet"], noise["width"]) == (8, True, 0.0)
-    alone = runs.start("alone", {"methods": {"plain": None, "fast": 1}, "baseline": "plain"})
-    pytest.raises(SpecdecError, bench.noise_check, alone).match("under two names")
 
 
 def test_a_tuned_tree_is_not_judged_on_its_own_prompts(pair, home):

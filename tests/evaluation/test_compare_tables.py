@@ -134,10 +134,10 @@ def test_every_ratio_has_the_interval_of_its_own_reference():
 def test_a_policy_that_looked_at_the_test_part_is_refused():
     looked = RadarPolicy()
     chose(looked, "weights", "train")
-    compare.refuse_if_chosen_on("it", looked, "test")
     chose(looked, "width", "test", 3)
+    options = dict(baselines=TREES, policy_ms={"it": 0.0}, random_seeds=(), progress=False)
     with pytest.raises(SpecdecError, match="'it' looked at part 'test' for its width"):
-        compare.refuse_if_chosen_on("it", looked, "test")
+        compare.compare_replay(synthetic_trace(), round_costs(), {"it": looked}, **options)
     table = compare.choices({"RADAR": [looked, looked], "fixed": [Static(4, 1, 3)]})
     assert table.values.tolist() == [
         ["RADAR", "weights", "train", ""],

@@ -9,7 +9,6 @@ from fakes.families import FAMILIES, build, tokens
 from torch import nn
 
 import specdec
-from specdec.models.pairs import describe_pair
 from specdec.models.packed import pack
 from specdec.models.pairs import describe_pair
 

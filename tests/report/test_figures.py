@@ -33,17 +33,6 @@ def test_bars_have_the_heights_of_the_table():
     assert "44%" in {text.get_text() for text in axes.texts}
 
 
-def test_node_curve_draws_every_part_in_a_panel_of_each_context():
-    three = pd.concat([CYCLES.assign(context=context) for context in (64, 256, 768)])
-    curve = tables.node_curve(three, by="context")
-    figure = figures.node_curve(curve, by="context")
-    heads = [axes.get_title(loc="left") for axes in figure.axes]
-    assert heads == ["context 64", "context 256", "context 768"]
-    lines = {line.get_label(): line.get_ydata().tolist() for line in figure.axes[0].lines}
-    assert set(lines) == {"draft", "verify", "host", "total"}
-    assert lines["total"] == [8.0, 10.0]
-
-
 def test_files_are_reproducible_and_say_where_they_come_from(home):
     run = runs.start("evaluate", {"pair": {"pair": "smollm2", "dtype": "float32", "device": "cpu"}})
     saved = []

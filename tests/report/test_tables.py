@@ -38,9 +38,6 @@ def test_tables_of_cycles_by_hand():
     assert split["verify_ms"] == 4.0 and split["total_ms"] == 9.0
     assert split["verify_frac"] == pytest.approx(4 / 9)
     assert sum(split[part.replace("_ms", "_frac")] for part in tables.PARTS) == pytest.approx(1)
-    curve = tables.node_curve(CYCLES)
-    assert curve["verified_tok"].tolist() == [30, 60] and curve["total_ms"].tolist() == [8.0, 10.0]
-    assert curve["cycles"].tolist() == [2, 2]
     # Depth 1: three of four accepted. Depth 2: of the two deep trees that got there, one. Depth 3:
     # the one.
     table = tables.acceptance_by_depth(CYCLES)

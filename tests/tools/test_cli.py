@@ -9,7 +9,7 @@ import pytest
 from specdec import runs
 from specdec.core.decode import decode
 from specdec.core.policy import Static
-from specdec.tools import cli, places
+from specdec.tools import cli
 
 FOURTEEN = """decode score audit evaluate record calibrate estimate doctor pairs items generate-data
 train reproduce book""".split()
@@ -43,8 +43,8 @@ def test_values_have_their_types_and_commands_their_own_defaults():
     assert options.p == [["a", "1"], ["b", "true"]] and options.only == ["2"]
     assert parse(["book", "run"]).p == [] and parse(["audit"]).temperature is None
     assert parse("train ppow --target t --out o".split()).preset is None
-    with pytest.raises(SystemExit):
-        parse("train medusa --target t".split())
+    for wrong in ("train medusa --target t", "train radar --order 4", "book print"):
+        pytest.raises(SystemExit, parse, wrong.split())
 
 
 REFUSED = {
@@ -96,10 +96,13 @@ def test_a_recording_is_found_by_other_commands(home, capsys):
     assert run(f"{SMALL_RECORD} --top-ks 1 2 --trees") == 0
     pointer = json.loads((runs.recorded("tiny") / "recording.json").read_text())
     assert (home / pointer["folder"]).is_dir()
-    assert places.trace(None, "tiny").header["key"] == pointer["key"]
+    assert cli.find_recording(None, "tiny").header["key"] == pointer["key"]
 
 
 def test_names_of_pairs():
-    assert places.which().name == "small" and not places.which().typed
-    which = places.which(pair="tiny", drafter="suffix")
-    assert (which.name, which.base, which.drafter) == ("tiny+suffix", "tiny", "suffix")
+    assert cli.Models().name == "small"
+    models = cli.Models("tiny", drafter="suffix")
+    assert (models.name, models.base) == ("tiny+suffix", "tiny")
+    elsewhere = cli.Models(target="here/mine", drafter="hydra:there/second")
+    assert elsewhere.name == "mine+hydra+second"
+    assert cli.Models(target="mine", drafter="mine").name == "mine"

@@ -1,5 +1,6 @@
 """Estimated sizes against what is really allocated, and times from a probe or a data sheet."""
 
+import pandas as pd
 import pytest
 import torch
 
@@ -70,3 +71,27 @@ def test_time_by_probe_and_by_data_sheet(tiny):
     assert needed.seconds["tree"] == needed.seconds["autoregressive"]
     small = estimate("llama-3.1-8b", gpu="t4")
     assert not small.fits and "are free; take bfloat16" in small.sentence
+
+
+def test_checks_find_a_wrong_folder(monkeypatch, home):
+    monkeypatch.setenv("SPECDEC_DATA", str(home / "nowhere"))
+    checks = module.checks(names=("tiny", "nothing")).set_index("fact")
+    assert checks.loc["benchmarks", "state"] == module.FAULT
+    assert checks.loc["pair tiny", "state"] == module.OK
+    assert checks.loc["pair nothing", "state"] == module.FAULT
+    assert checks.loc["results", "value"] == str(home)
+
+
+def test_a_cycle_is_counted_in_plain_steps():
+    counts = {"new_tok": 11, "cycle_tok": 10, "total_ms": 25.0, "decode_ms": 20.0}
+    tree = {**counts, "method": "tree", "cycles": 5}
+    rows = [{**counts, "method": "plain", "cycles": 10, "repeat": number} for number in range(3)]
+    # a round is as fast as plain decoding, twice and four times as fast
+    for number, total_ms in enumerate((25.0, 12.5, 6.25)):
+        rows.append({**tree, "repeat": number, "total_ms": total_ms})
+    cycle = {"method": "tree", "draft_ms": 5.0, "verify_ms": 10.0, "total_ms": 20.0}
+    cycles = pd.DataFrame([{**cycle, "repeat": number} for number in range(3)])
+    row = module.in_steps(pd.DataFrame(rows), cycles)
+    expected = {"tau": 2.0, "plain_ms": 2.0, "draft_steps": 0.5, "verify_steps": 1.0}
+    expected.update(rest_steps=0.5, speed=2.0, speed_low=1.0, speed_high=4.0)
+    assert row == pytest.approx(expected)

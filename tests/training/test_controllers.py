@@ -79,7 +79,7 @@ def test_ltd_from_its_configs(preset, tmp_path):
 def command(monkeypatch, tmp_path):
     """train(system, *words): the exit status of `specdec train`."""
     costs = str(COSTS.save(tmp_path / "costs.json"))
-    monkeypatch.setattr("specdec.tools.places.open_trace", lambda *_: TRACE)
+    monkeypatch.setattr("specdec.replays.trace.open_trace", lambda *_: TRACE)
 
     def train(system, *words, costs=costs):
         words = ["--trace", "t", "--costs", costs, "--out", "o", *words]

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from specdec.core.decode import opened, turn
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy
-from specdec.core.records import Generation
 from specdec.errors import SpecdecError
 from specdec.models.eagle_network import EagleNetwork, network_of, vocabulary_ids
 from specdec.training.drafter.chats import ChatList, training_text
