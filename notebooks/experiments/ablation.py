@@ -52,14 +52,18 @@ class Choice:
     @property
     def name(self) -> str:
         name = f"{self.field}={in_words(self.changes[self.field])}"
-        return f"{name}, decoding" if self.decoding else name
+        if self.decoding:
+            name += ", decoding"
+        return name
 
 
 def in_words(value) -> str:
     """A setting as it is printed."""
-    if isinstance(value, tuple) and len(value) > 6:
+    if not isinstance(value, tuple):
+        return str(value)
+    if len(value) > 6:
         return f"{len(value)} values, {value[0]} to {value[-1]}"
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return ", ".join(map(str, value))
 
 
 def stated(system: str, choices: Sequence[Choice]) -> pd.DataFrame:
@@ -150,9 +154,10 @@ def effects(system: str, turns: pd.DataFrame, choices: Sequence[Choice]) -> pd.D
     times = turns.groupby(keys)["time_ms"].sum().unstack(["choice", "seed"])
     rows = []
     for choice in choices:
-        both = np.concatenate((times[OURS], times[choice.name]), axis=1)
-        gain = stats.interval(both, mean_gain)
-        row = {"seeds": both.shape[1] // 2, "over_ours": gain.value}
+        # ours in the first half of the columns
+        columns = np.concatenate((times[OURS], times[choice.name]), axis=1)
+        gain = stats.interval(columns, mean_gain)
+        row = {"seeds": len(times[OURS].columns), "over_ours": gain.value}
         rows.append(row | {"low": gain.low, "high": gain.high})
     return stated(system, choices).join(pd.DataFrame(rows))
 

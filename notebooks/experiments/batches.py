@@ -64,10 +64,13 @@ def measure_batches(
     """
     # 1. what is measured
     check_countable(pair, cpu_time)
-    policies = {size: named_methods(methods(size)) for size in sizes}
-    fingerprints = {}
-    for size, named in policies.items():
-        fingerprints[size] = {label: fingerprint(policy) for label, policy in named.items()}
+    policies = {}
+    fingerprints: dict[int, dict] = {}
+    for size in sizes:
+        policies[size] = named_methods(methods(size))
+        fingerprints[size] = {}
+        for label, policy in policies[size].items():
+            fingerprints[size][label] = fingerprint(policy)
     identity = {
         "methods": fingerprints,
         "items": describe_items(items),
@@ -146,15 +149,19 @@ def full_batch(
         why = f"a text ended after {last + 1} cycles, too few to count"
         raise SpecdecError(f"{why}; raise max_new_tokens.")
     # 3. what was written in the counted cycles
-    new_tok = sum(tokens for mark in marks for _, tokens in mark[UNCOUNTED + 1 : last + 1])
-    before = sum(tokens for mark in marks for _, tokens in mark[: UNCOUNTED + 1])
-    begin_s = max(mark[UNCOUNTED][0] for mark in marks)
-    end_s = max(mark[last][0] for mark in marks)
+    # [texts, cycles, (seconds, tokens)], as far as all texts have them
+    of_cycles = np.array([mark[: last + 1] for mark in marks])
+    seconds = of_cycles[:, :, 0].max(axis=0)
+    tokens = of_cycles[:, :, 1].sum(axis=0)
+    new_tok = int(tokens[UNCOUNTED + 1 :].sum())
+    before = int(tokens[: UNCOUNTED + 1].sum())
     prompt_tok = float(np.mean([len(ids) for ids in prompts]))
-    nodes = [row.verify_nodes for out in generations for row in out.rows[UNCOUNTED:last]]
+    nodes = []
+    for out in generations:
+        nodes += [row.verify_nodes for row in out.rows[UNCOUNTED:last]]
     return {
         "new_tok": new_tok,
-        "total_ms": 1e3 * (end_s - begin_s),
+        "total_ms": 1e3 * float(seconds[last] - seconds[UNCOUNTED]),
         "cycles": last - UNCOUNTED,
         "context_tok": prompt_tok + (before + new_tok / 2) / len(prompts),
         "verify_nodes": float(np.mean(nodes)) if nodes else 0.0,

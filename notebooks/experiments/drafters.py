@@ -142,10 +142,10 @@ def chain_rows(
     # 1. the target's answers
     model, tokenizer = load_target(target, Budget().place())
     empty = {"role": "assistant", "content": ""}
-    asked = [[{"role": "user", "content": item.turns[0]}, empty] for item in prompts]
+    questions = [[{"role": "user", "content": item.turns[0]}, empty] for item in prompts]
     how = chats.Regeneration(greedy_frac=1.0, max_new_tokens=max_new_tokens)
     answered = {}
-    for chat in chats.regenerate(model, tokenizer, asked, how, folder=folder):
+    for chat in chats.regenerate(model, tokenizer, questions, how, folder=folder):
         answered[chat[0]["content"]] = chat
     # 2. the drafters along them
     dtype = compute_dtype(torch.device(model.device))
@@ -215,8 +215,8 @@ def _speedups(prompts: pd.DataFrame) -> pd.DataFrame:
     speeds = (sums["new_tok"] / sums["total_ms"]).rename("speedup").reset_index()
     is_plain = speeds["method"] == AUTOREGRESSIVE
     plain = speeds[is_plain].drop(columns=["drafter", "method"])
-    both = speeds[~is_plain].merge(plain, on=["temperature", "suite"], suffixes=("", "_plain"))
-    return both.assign(speedup=both["speedup"] / both.pop("speedup_plain"))
+    drafted = speeds[~is_plain].merge(plain, on=["temperature", "suite"], suffixes=("", "_plain"))
+    return drafted.assign(speedup=drafted["speedup"] / drafted.pop("speedup_plain"))
 
 
 def speed_by_accepted(

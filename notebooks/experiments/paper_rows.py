@@ -120,12 +120,12 @@ def as_printed(
         clocks = table.get("clock", pd.Series("", table.index))
         pair = pair + [f", {how.format(clock=clock)}" for clock in clocks]
     column = benchmark(table["suite"]).map(suites)
-    kept = labelled(table.assign(pair=pair, column=column), rows).dropna(subset=["column"])
+    matched = labelled(table.assign(pair=pair, column=column), rows).dropna(subset=["column"])
     # 2. one long row per metric
     parts = []
     for name, label in metrics.items():
         ends = {f"{name}_{end}": f"value_{end}" for end in ("low", "high")}
-        part = kept.rename(columns={name: "value", **ends}).assign(metric=label)
+        part = matched.rename(columns={name: "value", **ends}).assign(metric=label)
         parts.append(part.reindex(columns=LONG))
     long = pd.concat(parts, ignore_index=True).astype({"value": float})
     # 3. the mean over seeds, which has no interval
@@ -137,7 +137,7 @@ def as_printed(
     printed = list(dict.fromkeys(suites.values()))
     if mean and len(printed) > 1:
         long = pd.concat([long, means(long, printed, mean)], ignore_index=True)
-    labels = kept.sort_values("place", kind="stable")["row"]
+    labels = matched.sort_values("place", kind="stable")["row"]
     order = {name: place for place, name in enumerate(dict.fromkeys([*labels, *printed]))}
     in_order = dict(key=lambda names: names.map(order), kind="stable", ignore_index=True)
     return long.sort_values(KEYS[1:3], **in_order)
