@@ -107,6 +107,7 @@ def ablate(
     base: a config made from the system's OURS with `changed`. All pay the same for an answer: what
     one of `base` costs on this machine.
     """
+    # what an answer costs is measured once, so that no change gains by chance
     test = trace.select(part="test")
     ours = trained(trace, costs, base, out_dir / OURS, seeds)
     policy_ms = answer_ms(test, copy.deepcopy(ours[0]), costs)
@@ -118,6 +119,7 @@ def ablate(
             folder = out_dir / folder_name(choice.name)
             config = changed(base, choice.changes)
             policies[choice.name] = trained(trace, costs, config, folder, seeds)
+    # the turns of each, on the test prompts
     rows = []
     for name, of_seeds in policies.items():
         for seed, policy in zip(seeds, of_seeds, strict=True):
@@ -132,6 +134,7 @@ def redecoded(policy: Policy, changes: dict) -> Policy:
     """The trained policy with other settings; of LTD's two, the one of "depth." or "size."."""
     if not isinstance(policy, Chain):
         return policy.with_settings(**changes)
+    # "depth.stride" is a setting of the depth policy
     parts = dict(zip(("depth", "size"), policy.policies, strict=True))
     for name, value in changes.items():
         part, _, setting = name.partition(".")
@@ -178,6 +181,7 @@ def beside_paper_tree(
         if policy.state == "text":
             timed = copy.deepcopy(policy).attach(encoder, lambda asked: "word " * asked.context_tok)
             charged[name] = answer_ms(test, timed, costs)
+    # the paper's EAGLE-3, in place of the usual default
     baselines = Baselines.choose(trace, costs, defaults=(PAPER_TREES["resps"],))
     options = dict(baselines=baselines, policy_ms=charged, random_seeds=())
     compared = compare_replay(trace, costs, policies, **options)

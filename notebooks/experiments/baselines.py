@@ -34,6 +34,7 @@ def drafters_of(pair: Pair, kinds: Sequence[str]) -> tuple[dict[str, Drafter], d
     for kind in kinds:
         if kind_and_source(kind)[0] is None:
             raise nearest_name_error("kind of drafter", kind, KINDS)
+        # no weights of this kind
         try:
             drafters[kind] = load_drafter(preset_drafter(pair.name, kind), pair.target)
         except SpecdecError as error:
@@ -54,6 +55,7 @@ def replayed(
     traces = {}
     for name, method in methods.items():
         try:
+            # one recording for all methods with the same drafter
             key = id(method.drafter)
             if key not in traces:
                 drafted = replace(pair, drafter=method.drafter)

@@ -134,6 +134,7 @@ def full_batch(
     def turn(ids: list[int]) -> Generator:
         if plain:
             return plain_steps(pair, ids, **settings)
+        # a policy holds state, so every text has a copy of its own
         engine, copied = opened(pair, ids, copy.deepcopy(policy), **settings)
         generations.append(Generation(engine.tokens, engine.prompt_tok))
         return steps(engine, copied, generations[-1])

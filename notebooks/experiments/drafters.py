@@ -117,6 +117,7 @@ def decode_all(
                 label = f"{name} {seed}, {way}"
                 every[label] = DraftedBy(drafter, method, f"{name} {seed}")
                 labels[label] = (name, seed, way)
+    # the bench tells methods apart by name alone
     run = bench.evaluate(every, suites, pair, **settings)
     tables = []
     for table in ("prompts", "cycles"):
@@ -232,6 +233,7 @@ def speed_by_accepted(
     plain = prompts[prompts["method"] == AUTOREGRESSIVE]
     plain_ms = plain["decode_ms"].sum() / (plain["new_tok"] - 1).clip(lower=1).sum()
     of_chain = cycles[cycles["method"] == chain]
+    # lengths that never occurred have no time of their own
     times = of_chain.groupby("accepted_tok")["total_ms"].agg(["size", "mean"])
     table = times.reindex(range(window + 1)).rename(columns={"size": "cycles", "mean": "cycle_ms"})
     table["cycles"] = table["cycles"].fillna(0).astype(int)
@@ -264,6 +266,7 @@ def window_facts(
             document = chats.cut(document, settings.length)
             row = chats.lay_out([document], [[0]], len(document.ids))
             batch = token_batch(row, pair.target.device)
+            # an answer without room for a window says nothing
             if len(document.ids) < window + 2 or not bool(window_starts(batch, window).any()):
                 continue
             slots = window_starts(batch, window)[0].nonzero().T
@@ -288,6 +291,7 @@ def _greedy_facts(frozen: FrozenTarget, network, batch, slots, window: int) -> d
     log_p = of_target.log_softmax(-1)[..., vocabulary_ids(network)]
     log_ratio = (log_p - logits.log_softmax(-1)).gather(-1, logits.argmax(-1, keepdim=True))
     log_ratio = log_ratio.squeeze(-1)
+    # the estimate of the divergence that is never negative
     nabla = (log_ratio.exp() - log_ratio - 1).mean(-1)
     accepted = (of_target.argmax(-1) == drafted).long().cumprod(-1).sum(-1)
     return {"accepted_tok": accepted[0].numpy(), "nabla": nabla[0].numpy()}

@@ -31,7 +31,9 @@ def made_there(
     tuner: Tuner, seeds: Sequence[int], effort: float, pair, scale: str, minutes: float
 ) -> dict[Method, list[Policy]]:
     """Rules tuned at the prices of `tuner` and, with an effort, systems trained at them."""
+    # 1. the rules
     contenders, _ = tuner.all(minutes)
+    # 2. the systems, in the folder that notebook 31 trains in
     if effort:
         trace = tuner.arena.trace
         costs = tuner.arena.costs
@@ -55,6 +57,7 @@ def carried(
     moved = {}
     for method, seeds in contenders.items():
         method = Method.of(method)
+        # tuned anew everywhere, which takes seconds
         if method.system in QUICK:
             continue
         moved[method.but(adapted=CARRIED)] = seeds
@@ -72,6 +75,7 @@ def judge(
     Rows of `compare.over_seeds`. charged: milliseconds of an answer by the method's name at home;
     without one it is timed.
     """
+    # an answer takes as long as at home: its network is the same
     policy_ms = {}
     for method in contenders:
         at_home = method.but(adapted="")

@@ -43,6 +43,7 @@ def long_table(comparisons: dict[float, Comparison], lives: dict[float, Live]) -
 def _clocked(live: Live) -> pd.DataFrame:
     """Rows by the clock, all seeds of a method together."""
     table = live_table(live)
+    # a run of one suite has no rows of all
     suite = "all" if (table["suite"] == "all").any() else table["suite"].iloc[0]
     groups = table[table["suite"] == suite].groupby("method", sort=False)
     pooled = groups[["prompts", *FIELDS, "machine"]].first()
@@ -69,6 +70,7 @@ def one_table(long: pd.DataFrame, order: list[str] | None = None) -> pd.DataFram
     for row in long.to_dict("records"):
         numbers = ["-" if pd.isna(row[ratio]) else f"{row[ratio]:.2f}" for ratio in RATIOS]
         cell = " / ".join(numbers)
+        # the interval of the last ratio
         low = row["over_tuned_low"]
         high = row["over_tuned_high"]
         if pd.notna(low) and pd.notna(high):

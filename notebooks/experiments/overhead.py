@@ -26,6 +26,7 @@ def timed(**methods: tuple[object, str]) -> Iterator[dict[str, float]]:
     def watched(name: str, method):
         def call(*arguments):
             begin = clock.now()
+            # what raises has taken its time, too
             try:
                 return method(*arguments)
             finally:
@@ -77,12 +78,14 @@ def update_ms(policy: Learned, ppo: PPOConfig, repeats: int = 3) -> float:
         def step(self, action):
             return self.state, 0.0, True, False, {}
 
+    # a network and a rollout of the sizes that the training has
     nets = {"net_arch": {"pi": list(ppo.pi), "vf": list(ppo.vf)}}
     settings = dict(n_steps=ppo.n_steps, batch_size=ppo.batch_size, n_epochs=ppo.n_epochs)
     settings |= dict(ent_coef=ppo.ent_coef, gamma=ppo.gamma)
     model = PPO("MlpPolicy", Nothing(), policy_kwargs=nets, device="cpu", seed=0, **settings)
     times_ms = []
     for _ in range(repeats):
+        # of `learn`, the update alone: no environment has to answer
         with timed(train=(model, "train")) as spent:
             model.learn(ppo.n_steps)
         times_ms.append(spent["train"])

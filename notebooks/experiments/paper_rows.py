@@ -76,6 +76,7 @@ def labelled(table: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
 
     Methods at prices that are not their own (`identity.CARRIED`) belong to no row of a paper.
     """
+    # their order in `table` is kept: of equal rows the first counts
     table = table.assign(at=range(len(table)))
     at_home = table.get("adapted", pd.Series("", table.index)) == ""
     parts = []
@@ -146,6 +147,7 @@ def as_printed(
 def means(long: pd.DataFrame, columns: list[str], name: str) -> pd.DataFrame:
     """Rows of the mean over `columns`, as the papers average, where every one of them is there."""
     keys = ["pair", "row", "metric"]
+    # a mean over fewer columns would be of easier or harder prompts
     groups = long[long["column"].isin(columns)].groupby(keys, sort=False)["value"]
     table = groups.agg(["mean", "size"]).reset_index()
     table = table[table["size"] == len(columns)].rename(columns={"mean": "value"})

@@ -50,8 +50,10 @@ def with_text_states(pair: Pair, trace: Trace, encoder) -> Trace:
         for start in range(0, max(1, len(answer) - 1), EVERY_TOK):
             ids = [*prompt, *answer[: start + 1]]
             texts.append(pair.tokenizer.decode(ids, skip_special_tokens=True))
+        # a position looks at the newest embedding
         repeated = np.repeat(encoder.of(texts), EVERY_TOK, axis=0)
         states.append(repeated[: max(0, len(answer) - 1)])
+    # the recording says what its column is
     note = f"{encoder.name}, every {EVERY_TOK} tokens"
     return trace.beside("text_state", np.concatenate(states), note)
 
@@ -74,6 +76,7 @@ def texts_of(pair: Pair, trace: Trace) -> list[tuple[list[int], list[int]]]:
             prompts.append(pair.ids_of(conversation(pair, items[prompt], number, answers)))
         outs = decode_many(pair, prompts, plain=True, **settings)
         for row, ids, out in zip(rows.itertuples(), prompts, outs, strict=True):
+            # another text would have other lengths, nearly always
             if (len(ids), len(out.tokens)) != (row.prompt_tok, row.kept_tok):
                 why = f"{pair.name} answers {row.prompt} otherwise than in the recording"
                 raise SpecdecError(f"{why}; load it with the recorded dtype.")
