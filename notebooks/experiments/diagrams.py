@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import matplotlib
 import numpy as np
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from specdec.report.figures import COLOURS, RULES, WIDTH_IN
 
@@ -33,20 +37,18 @@ class Sheet:
 
     def box(self, x, y, width, height, text, role=TEXT, *, size=7, dashed=False) -> None:
         """A rounded box with its lower left corner at (x, y)."""
-        from matplotlib.patches import FancyBboxPatch
-
         look = dict(boxstyle="round,pad=0,rounding_size=0.06", facecolor=self.tint(role))
         look |= dict(edgecolor=self.colours[role], linewidth=1, linestyle="--" if dashed else "-")
         self.axes.add_patch(FancyBboxPatch((x, y), width, height, **look))
-        self.text(x + width / 2, y + height / 2, text, size=size, colour="black")
+        self.text(x + width / 2, y + height / 2, text, size=size)
 
-    def text(self, x, y, text, *, size=7, colour=GREY, ha="center", bold=False) -> None:
+    def text(self, x, y, text, *, size=7, ha="center", bold=False, colour="black") -> None:
         look = dict(fontsize=size, color=colour, ha=ha, va="center", linespacing=1.15)
         self.axes.text(x, y, text, weight="bold" if bold else "normal", **look)
 
     def head(self, x, y, text, size=8) -> None:
         """A bold line that begins at x."""
-        self.text(x, y, text, size=size, colour="black", ha="left", bold=True)
+        self.text(x, y, text, size=size, ha="left", bold=True)
 
     def arrow(self, *points, text="", dashed=False, shift=(0.0, 0.1)) -> None:
         """Along straight lines through `points`; `text` stands at the middle of the last one."""
@@ -90,11 +92,9 @@ class Sheet:
         for number, (word, mark) in enumerate(zip(words, marks, strict=True)):
             begin = x + number * width
             self.bar(begin, y, width, height, faces[mark])
-            self.text(begin + width / 2, y + height / 2, word, colour="black")
+            self.text(begin + width / 2, y + height / 2, word)
 
     def bar(self, x, y, width, height, face, edge="0.4", linewidth=0.8) -> None:
-        from matplotlib.patches import Rectangle
-
         look = dict(facecolor=face, edgecolor=edge, linewidth=linewidth)
         self.axes.add_patch(Rectangle((x, y), width, height, **look))
 
@@ -106,10 +106,6 @@ class Sheet:
 @contextmanager
 def sheet(width: float, height: float) -> Iterator[tuple]:
     """(figure, Sheet) of a page of so many inches, in the look of all figures."""
-    import matplotlib
-    from matplotlib.colors import to_rgb
-    from matplotlib.figure import Figure
-
     with matplotlib.rc_context(RULES):
         figure = Figure(figsize=(width, height))
         axes = figure.add_axes((0, 0, 1, 1))
@@ -136,7 +132,7 @@ def resps_trees():
     with sheet(WIDTH_IN, 3.1) as (figure, page):
         for column, (label, fixed, levels, accepted, limits) in enumerate(steps):
             x0 = 1.25 + 1.95 * column
-            page.text(x0 + 0.8, 2.95, label, size=8, colour="black", bold=True)
+            page.text(x0 + 0.8, 2.95, label, size=8, bold=True)
             page.tree(x0, 1.85, 1.6, 0.85, FIXED, taken=fixed, role=TEXT)
             page.tree(x0, 0.3, 1.6, 1.0, levels, taken=accepted, role=POLICY)
             page.text(x0 + 0.8, 1.66, same)
@@ -216,14 +212,12 @@ def ltd_method():
             (2.65, 2.75, "verify", TARGET),
         ):
             page.bar(x0, 0.5, width, 0.24, page.tint(role, 0.4), page.colours[role])
-            page.text(x0 + width / 2, 0.62, label, colour="black")
+            page.text(x0 + width / 2, 0.62, label)
         for begin, end, label in ((0.1, 2.65, "$T_{draft}$"), (2.65, 5.4, "$T_{verify}$")):
-            look = dict(arrowstyle="|-|,widthA=0.12,widthB=0.12", color=GREY, linewidth=0.8)
-            look |= dict(shrinkA=1, shrinkB=1)
-            page.axes.annotate("", xy=(end, 0.38), xytext=(begin, 0.38), arrowprops=look)
+            page.divide([begin + 0.02, end - 0.02], [0.38, 0.38], colour=GREY)
             page.text((begin + end) / 2, 0.27, label)
         reward = "reward of both:  $L_A \\,/\\, (T_{draft} + T_{verify})$"
-        page.text(2.75, 0.09, reward, size=8, colour="black", bold=True)
+        page.text(2.75, 0.09, reward, size=8, bold=True)
     return figure
 
 
@@ -257,13 +251,9 @@ def radar_method():
             bar = dict(bottom=low, color=page.tint(TARGET, 0.6))
             for length, height in enumerate(chance):
                 page.axes.bar(5.3 + 0.16 * length, 0.62 * height, 0.13, **bar)
-            calls = "call" if number == 0 else "calls"
-            label = f"$P(L)$ after\n{number + 1} {calls}"
-            page.text(6.1, low + 0.25, label, colour="black", ha="left")
+            page.text(6.1, low + 0.25, f"$P(L)$ after\ncall {number + 1}", ha="left")
         page.text(5.4, 0.93, "...  up to 8 calls, verified in one forward")
-        reward = (
-            "reward at the stop: $\\beta L / T(\\mathrm{calls})$;\neach continue costs $\\alpha$"
-        )
+        reward = "reward at the stop: $\\beta L / T(calls)$;\neach continue costs $\\alpha$"
         page.box(4.0, 0.2, 2.9, 0.52, reward, TIME)
     return figure
 
@@ -279,9 +269,8 @@ def ppow_rewards():
         # 1. by accepted tokens
         page.head(0.1, 2.6, "(a) accepted prefix $k$")
         page.cells(0.1, 2.1, ["The", "cat", "sat", "in", "a"], [True, True, True, False, None])
-        page.text(2.25, 2.22, "$k = 3$", size=8, colour="black", ha="left")
-        formula = "$R_{speedup} = k \\,/\\, (k\\gamma + 1)$"
-        page.text(0.1, 1.87, formula, size=8, colour="black", ha="left")
+        page.text(2.25, 2.22, "$k = 3$", size=8, ha="left")
+        page.text(0.1, 1.87, "$R_{speedup} = k \\,/\\, (k\\gamma + 1)$", size=8, ha="left")
         axes = figure.add_axes((0.42 / ONE_COLUMN_IN, 0.42 / 2.75, 2.1 / ONE_COLUMN_IN, 1.2 / 2.75))
         accepted = np.arange(window + 1)
         rewards = accepted / (accepted * gamma + 1)
@@ -296,12 +285,12 @@ def ppow_rewards():
         page.divide([2.95, 2.95], [0.1, 2.7])
         # 2. of a window without any
         page.head(3.1, 2.6, "(b) nothing accepted, $k = 0$")
-        page.text(3.1, 2.27, "draft $\\hat{y}$", colour="black", ha="left")
+        page.text(3.1, 2.27, "draft $\\hat{y}$", ha="left")
         page.cells(3.65, 2.15, ["A", "cat", "sat", "on"], [False, None, None, None])
-        page.text(3.1, 1.87, "target $y$", colour="black", ha="left")
+        page.text(3.1, 1.87, "target $y$", ha="left")
         page.cells(3.65, 1.75, ["The", "cat", "sat", "on"], [True] * 4)
         formula = "$\\Delta = \\sum_t \\log \\pi_{tgt}(y_t) - \\log \\pi_{tgt}(\\hat{y}_t)$"
-        page.text(4.25, 1.45, formula, size=8, colour="black")
+        page.text(4.25, 1.45, formula, size=8)
         near = "$\\Delta < \\epsilon$: nearly as likely,  $R_{dist} = \\eta$"
         page.box(3.1, 0.72, 2.3, 0.42, near, POLICY)
         far = "$\\Delta \\geq \\epsilon$: another text,  $R_{dist} = 0$"
@@ -322,10 +311,8 @@ def ppow_method():
         around = [0.56, 1.05, 1.05, 0.56, 0.56], [1.7, 1.7, 2.5, 2.5, 1.7]
         page.divide(*around, colour=page.colours[TIME], linewidth=1.2)
         page.text(0.88, 1.57, "position in the target's text")
-        formula = "$v_t = C(P_t)\\, D_{KL}(P_t \\| Q_t)$"
-        page.text(0.88, 1.2, formula, size=8, colour="black")
-        formula = "$s_j$ = mean of $v$ over $K$,\n$j^\\ast \\sim s_j$"
-        page.text(0.88, 0.85, formula, size=8, colour="black")
+        page.text(0.88, 1.2, "$v_t = C(P_t)\\, D_{KL}(P_t \\| Q_t)$", size=8)
+        page.text(0.88, 0.85, "$s_j$ = mean of $v$ over $K$,\n$j^\\ast \\sim s_j$", size=8)
         page.text(0.88, 0.4, "the share chosen so\nrises during training")
         page.divide([1.85, 1.85], [0.1, 2.9])
         # 2. the drafts
@@ -336,7 +323,7 @@ def ppow_method():
             low = 2.3 - 0.42 * row
             words = [f"$\\hat{{y}}_{{{row + 1}{n}}}$" for n in range(1, 5)]
             page.cells(1.95, low, words, mark, width=0.3, height=0.28)
-            page.text(3.22, low + 0.14, label, colour="black", ha="left")
+            page.text(3.22, low + 0.14, label, ha="left")
         page.arrow((2.55, 1.4), (2.55, 1.05), text="target\nverifies", shift=(0.4, 0))
         reward = "$r_g = R_{speedup}(k_g)$\n$+ R_{dist}$ where $k_g = 0$"
         page.box(1.95, 0.5, 1.62, 0.5, reward, TARGET)
