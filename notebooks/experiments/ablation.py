@@ -1,17 +1,16 @@
-"""What a single choice is worth: a system trained again with one field of its config changed, all
-else as in `OURS`.
+"""What a single choice is worth: a system trained again with one field of its config changed.
 
     effect of a choice = speed of changed(OURS, {field: value}) / speed of OURS
 
 Papers and their codes disagree in many small things; notebooks 40 to 42 list those that can be
-changed alone.
+changed alone, and the variants that the papers' own tables compare.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
@@ -20,7 +19,9 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from specdec.core.policy import Chain, Policy
-from specdec.evaluation import stats
+from specdec.core.tree_config import PAPER_TREES
+from specdec.evaluation import metrics, stats
+from specdec.evaluation.compare import Baselines, compare_replay
 from specdec.policies import ltd, radar, resps
 from specdec.policies.base import changed
 from specdec.replays.replay import answer_ms, replay
@@ -33,7 +34,7 @@ OURS = "ours"
 CONFIGS = {"resps": resps.CONFIGS, "ltd": ltd.CONFIGS, "radar": radar.CONFIGS}
 
 
-@dataclasses.dataclass
+@dataclass
 class Choice:
     """Fields of a config to change: the first is what the choice is about.
 
@@ -49,20 +50,20 @@ class Choice:
         return next(iter(self.changes))
 
     @property
-    def value(self):
-        return self.changes[self.field]
-
-    @property
     def name(self) -> str:
-        name = f"{self.field}={in_words(self.value)}"
-        return f"{name}, decoding" if self.decoding else name
+        name = f"{self.field}={in_words(self.changes[self.field])}"
+        if self.decoding:
+            name += ", decoding"
+        return name
 
 
 def in_words(value) -> str:
     """A setting as it is printed."""
-    if isinstance(value, tuple) and len(value) > 6:
+    if not isinstance(value, tuple):
+        return str(value)
+    if len(value) > 6:
         return f"{len(value)} values, {value[0]} to {value[-1]}"
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return ", ".join(map(str, value))
 
 
 def stated(system: str, choices: Sequence[Choice]) -> pd.DataFrame:
@@ -72,66 +73,68 @@ def stated(system: str, choices: Sequence[Choice]) -> pd.DataFrame:
         row = {"choice": choice.name, "field": choice.field}
         for preset in PRESETS:
             row[preset] = in_words(attrgetter(choice.field)(CONFIGS[system][preset]))
-        rows.append(row | {"changed_to": in_words(choice.value)})
+        rows.append(row | {"changed_to": in_words(choice.changes[choice.field])})
     return pd.DataFrame(rows)
 
 
+def trained(trace, costs, config, folder: Path, seeds: Sequence[int]) -> list[Policy]:
+    """A policy per seed, each in a folder of its own; a finished training is not repeated.
+
+    config: of Re-SpS, LTD or RADAR.
+    """
+    policies = []
+    for seed in seeds:
+        options = dict(seed=seed, out_dir=folder.with_name(f"{folder.name}-{seed}"))
+        if isinstance(config, radar.RadarConfig):
+            policies.append(train_radar(trace, costs, config, **options).policy)
+        elif isinstance(config, ltd.LtdConfig):
+            policies.append(train_ltd(trace, costs, config, **options).policy)
+        else:
+            policies.append(train_resps(trace, costs, config, **options))
+    return policies
+
+
+def folder_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name)
+
+
 def ablate(
-    system: str,
-    trace,
-    costs,
-    out_dir: Path,
-    choices: Sequence[Choice],
-    *,
-    base,
-    seeds=(0, 1),
-    progress=True,
+    system: str, trace, costs, out_dir: Path, choices: Sequence[Choice], base, seeds: Sequence[int]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Train and replay `base` and every choice of a system. Returns two tables, (effects, turns).
 
-    system: "resps", "ltd" or "radar". turns: one row per test turn, choice ("ours" for none) and
-    seed. For the other see `effects`. base: a config made from the system's OURS with `changed`.
-    Every training is a run of its own below out_dir; what is finished is not trained again. All pay
-    the same for an answer: what one of `base` costs on this machine.
+    turns: one row per test turn, choice ("ours" for none) and seed. For the other see `effects`.
+    base: a config made from the system's OURS with `changed`. All pay the same for an answer: what
+    one of `base` costs on this machine.
     """
+    # what an answer costs is measured once, so that no change gains by chance
     test = trace.select(part="test")
-    trained: dict[int, Policy] = {}
-    policy_ms = None
-    rows = []
-    jobs = [(choice, seed) for choice in (None, *choices) for seed in seeds]
-    for choice, seed in tqdm(jobs, desc=f"choices of {system}", disable=not progress):
-        # 1. the policy: trained with the change, or decoding with it
-        name = choice.name if choice else OURS
-        if choice and choice.decoding:
-            policy = redecoded(trained[seed], choice.changes)
+    ours = trained(trace, costs, base, out_dir / OURS, seeds)
+    policy_ms = answer_ms(test, copy.deepcopy(ours[0]), costs)
+    policies = {OURS: ours}
+    for choice in tqdm(choices, desc=f"choices of {system}"):
+        if choice.decoding:
+            policies[choice.name] = [redecoded(policy, choice.changes) for policy in ours]
         else:
-            folder = "".join(letter if letter.isalnum() else "-" for letter in name)
-            options = dict(seed=seed, out_dir=Path(out_dir) / f"{folder}-{seed}")
-            config = changed(base, choice.changes if choice else {})
-            policy = _train(system, trace, costs, config, options, progress)
-        if choice is None:
-            trained[seed] = policy
-        # 2. its turns
-        if policy_ms is None:
-            policy_ms = answer_ms(test, copy.deepcopy(policy), costs)
-        replayed = replay(test, copy.deepcopy(policy), costs, policy_ms=policy_ms)
-        rows.append(replayed.table.assign(choice=name, seed=seed))
+            folder = out_dir / folder_name(choice.name)
+            config = changed(base, choice.changes)
+            policies[choice.name] = trained(trace, costs, config, folder, seeds)
+    # the turns of each, on the test prompts
+    rows = []
+    for name, of_seeds in policies.items():
+        for seed, policy in zip(seeds, of_seeds, strict=True):
+            # a copy, since ours decodes more than once
+            replayed = replay(test, copy.deepcopy(policy), costs, policy_ms=policy_ms)
+            rows.append(replayed.table.assign(choice=name, seed=seed))
     turns = pd.concat(rows, ignore_index=True)
     return effects(system, turns, choices), turns
-
-
-def _train(system: str, trace, costs, config, options: dict, progress: bool) -> Policy:
-    if system == "radar":
-        return train_radar(trace, costs, config, **options).policy
-    if system == "ltd":
-        return train_ltd(trace, costs, config, progress=progress, **options).policy
-    return train_resps(trace, costs, config, progress=progress, **options)
 
 
 def redecoded(policy: Policy, changes: dict) -> Policy:
     """The trained policy with other settings; of LTD's two, the one of "depth." or "size."."""
     if not isinstance(policy, Chain):
         return policy.with_settings(**changes)
+    # "depth.stride" is a setting of the depth policy
     parts = dict(zip(("depth", "size"), policy.policies, strict=True))
     for name, value in changes.items():
         part, _, setting = name.partition(".")
@@ -154,8 +157,38 @@ def effects(system: str, turns: pd.DataFrame, choices: Sequence[Choice]) -> pd.D
     times = turns.groupby(keys)["time_ms"].sum().unstack(["choice", "seed"])
     rows = []
     for choice in choices:
-        both = np.concatenate((times[OURS], times[choice.name]), axis=1)
-        gain = stats.interval(both, mean_gain)
-        row = {"seeds": both.shape[1] // 2, "over_ours": gain.value}
+        # ours in the first half of the columns
+        columns = np.concatenate((times[OURS], times[choice.name]), axis=1)
+        gain = stats.interval(columns, mean_gain)
+        row = {"seeds": len(times[OURS].columns), "over_ours": gain.value}
         rows.append(row | {"low": gain.low, "high": gain.high})
     return stated(system, choices).join(pd.DataFrame(rows))
+
+
+def beside_paper_tree(
+    trace, costs, policies: dict[str, list], encoder=None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Variants of Re-SpS replayed beside the tree that its paper compares with: (table, turns).
+
+    policies: name -> one per seed. table: by name, over_eagle3 (plain mean over suites of the speed
+    over that tree) and unique_actions (trees drafted at least once), means over seeds. turns: one
+    row per test turn, method and seed. encoder: an answer of a policy that sees embeddings of the
+    text is charged one made now.
+    """
+    test = trace.select(part="test")
+    charged = {}
+    for name, (policy, *_) in policies.items():
+        if policy.state == "text":
+            timed = copy.deepcopy(policy).attach(encoder, lambda asked: "word " * asked.context_tok)
+            charged[name] = answer_ms(test, timed, costs)
+    # the paper's EAGLE-3, in place of the usual default
+    baselines = Baselines.choose(trace, costs, defaults=(PAPER_TREES["resps"],))
+    options = dict(baselines=baselines, policy_ms=charged, random_seeds=())
+    compared = compare_replay(trace, costs, policies, **options)
+    by_suite = compared.table[compared.table["suite"] != "all"]
+    actions = metrics.actions(compared.cycles, ["method", "seed"])["unique_actions"]
+    table = pd.DataFrame(index=pd.Index(policies, name="method"))
+    table["over_eagle3"] = by_suite.groupby("method")["over_default"].mean()
+    table["unique_actions"] = actions.groupby(level="method").mean()
+    turns = compared.turns
+    return table, turns[turns["method"].isin(list(policies))]

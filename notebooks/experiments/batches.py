@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -29,109 +28,93 @@ from specdec.core.pair import Pair
 from specdec.core.policy import Policy
 from specdec.core.protocols import Forward, TargetForward
 from specdec.core.records import Generation
-from specdec.data.suites import describe_items, gather, openings
+from specdec.data.suites import describe_items, openings
 from specdec.errors import SpecdecError
 from specdec.evaluation import stats
 from specdec.evaluation.bench import check_countable
-from specdec.evaluation.methods import Sampling, named_methods
+from specdec.evaluation.methods import named_methods
 from specdec.models.pairs import describe_pair, fingerprint
 
 # cycles at the start of a text
 UNCOUNTED = 1
 
 
-@dataclass(frozen=True)
-class BatchConfig(Sampling):
-    """How many texts at once, which, how long and how often.
-
-    rounds: groups of texts of every size. max_new_tokens: of a text, which nothing else cuts off.
-    seed: of the texts, the orders and sampling.
-    """
-
-    sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
-    rounds: int = 3
-    max_new_tokens: int = 48
-    part: str | None = None
-    seed: int = 0
-    cpu_time: bool = False
-    name: str = "batches"
-    scale: str = "laptop"
-    progress: bool = True
-
-
-@runs.with_settings(BatchConfig)
 def measure_batches(
     methods: Callable[[int], dict],
-    prompts,
+    items: list,
     pair: Pair,
-    config: BatchConfig | None = None,
-    **settings,
+    *,
+    sizes: Sequence[int],
+    rounds: int,
+    max_new_tokens: int,
+    seed: int = 0,
+    cpu_time: bool = False,
+    scale: str = "laptop",
 ) -> runs.Run:
-    """Decode groups of texts of every size with every method; returns the Run that holds
-    batches.parquet.
+    """Decode groups of texts of every size with every method; the Run holds batches.parquet.
 
     methods: size -> {name: policy or text} as `bench.evaluate` takes them, but for other drafters.
-    prompts: as in `gather`; of conversations the first turn. A group of more texts than there are
-    prompts holds some twice. settings: fields of BatchConfig by name.
+    items: of `gather`; of conversations the first turn. A group of more texts than there are items
+    holds some twice. rounds: groups of every size. max_new_tokens: of a text, which nothing else
+    cuts off. seed: of the texts and the orders.
 
     One row is a group decoded by a method: texts, round, method, new_tok and total_ms of the
     counted cycles, cycles (of one text), context_tok and verify_nodes (means). The same call
-    continues what was stopped. SpecdecError for bad input.
+    continues what was stopped.
     """
     # 1. what is measured
-    config = runs.configured(config, BatchConfig, settings)
-    check_countable(pair, config.cpu_time)
-    policies = {size: named_methods(methods(size)) for size in config.sizes}
-    fingerprints = {}
-    for size, named in policies.items():
-        fingerprints[size] = {label: fingerprint(policy) for label, policy in named.items()}
-    items = gather(prompts, part=config.part, seed=config.seed)
+    check_countable(pair, cpu_time)
+    policies = {}
+    fingerprints: dict[int, dict] = {}
+    for size in sizes:
+        policies[size] = named_methods(methods(size))
+        fingerprints[size] = {}
+        for label, policy in policies[size].items():
+            fingerprints[size][label] = fingerprint(policy)
     identity = {
         "methods": fingerprints,
         "items": describe_items(items),
         "pair": describe_pair(pair),
         "threads": torch.get_num_threads(),
-        "rounds": config.rounds,
-        "max_new_tokens": config.max_new_tokens,
-        "seed": config.seed,
-        "temperature": config.temperature,
-        "sampling": config.warping,
-        "clock": "processor" if config.cpu_time else "wall",
+        "rounds": rounds,
+        "max_new_tokens": max_new_tokens,
+        "seed": seed,
+        "clock": "processor" if cpu_time else "wall",
     }
-    run = runs.start(config.name, identity, scale=config.scale)
+    run = runs.start("batches_live", identity, scale=scale)
     columns = {name: identity["pair"][name] for name in ("pair", "dtype", "device")}
     columns |= {"clock": identity["clock"], "threads": identity["threads"]}
     columns["machine"] = runs.content_key(**machine.hardware())[:8]
     # 2. a shard for each group of texts, in a random order
-    jobs = [(size, number) for size in config.sizes for number in range(config.rounds)]
-    order = list(enumerate(jobs))
-    random.Random(config.seed).shuffle(order)
+    jobs = list(enumerate((size, number) for size in sizes for number in range(rounds)))
+    random.Random(seed).shuffle(jobs)
     shards = run.shards("batches")
     done = set(shards.done())
-    with clock.by_processor_time(config.cpu_time):
-        for shard, (size, number) in tqdm(order, desc=config.name, disable=not config.progress):
-            if shard not in done:
-                rows = _group(pair, policies[size], items, config, size, number)
-                shards.write(shard, pd.DataFrame(rows).assign(**columns))
+    with clock.by_processor_time(cpu_time):
+        for shard, (size, number) in tqdm(jobs, desc="batches"):
+            if shard in done:
+                continue
+            draw = random.Random(f"{seed}/{size}/{number}")
+            rows = _group(pair, policies[size], items, size, draw, max_new_tokens)
+            shards.write(shard, pd.DataFrame(rows).assign(round=number, **columns))
     shards.merge()
     return run.finish(groups=len(jobs))
 
 
 def _group(
-    pair: Pair, policies: dict, items: list, config: BatchConfig, size: int, number: int
+    pair: Pair, policies: dict, items: list, size: int, draw: random.Random, max_new_tokens: int
 ) -> list[dict]:
-    """Rows of one group of texts, decoded by all methods."""
-    draw = random.Random(f"{config.seed}/{size}/{number}")
+    """Rows of one group of texts, decoded by all methods in a random order."""
     drawn: list = []
     while len(drawn) < size:
         drawn += draw.sample(items, len(items))
     prompts = openings(pair, drawn[:size])
     order = draw.sample(list(policies), len(policies))
-    settings = dict(seed=draw.getrandbits(31), stop_tokens=(), **config.sampling)
+    settings = dict(seed=draw.getrandbits(31), stop_tokens=())
     rows = {}
     for place, method in enumerate(order):
-        counted = full_batch(pair, prompts, policies[method], config.max_new_tokens, **settings)
-        rows[method] = {"texts": size, "round": number, "method": method, "order": place, **counted}
+        counted = full_batch(pair, prompts, policies[method], max_new_tokens, **settings)
+        rows[method] = {"texts": size, "method": method, "order": place, **counted}
     return [rows[method] for method in policies]
 
 
@@ -151,6 +134,7 @@ def full_batch(
     def turn(ids: list[int]) -> Generator:
         if plain:
             return plain_steps(pair, ids, **settings)
+        # a policy holds state, so every text has a copy of its own
         engine, copied = opened(pair, ids, copy.deepcopy(policy), **settings)
         generations.append(engine.generation)
         return steps(engine, copied)
@@ -166,15 +150,19 @@ def full_batch(
         why = f"a text ended after {last + 1} cycles, too few to count"
         raise SpecdecError(f"{why}; raise max_new_tokens.")
     # 3. what was written in the counted cycles
-    new_tok = sum(tokens for mark in marks for _, tokens in mark[UNCOUNTED + 1 : last + 1])
-    before = sum(tokens for mark in marks for _, tokens in mark[: UNCOUNTED + 1])
-    begin_s = max(mark[UNCOUNTED][0] for mark in marks)
-    end_s = max(mark[last][0] for mark in marks)
+    # [texts, cycles, (seconds, tokens)], as far as all texts have them
+    of_cycles = np.array([mark[: last + 1] for mark in marks])
+    seconds = of_cycles[:, :, 0].max(axis=0)
+    tokens = of_cycles[:, :, 1].sum(axis=0)
+    new_tok = int(tokens[UNCOUNTED + 1 :].sum())
+    before = int(tokens[: UNCOUNTED + 1].sum())
     prompt_tok = float(np.mean([len(ids) for ids in prompts]))
-    nodes = [row.verify_nodes for out in generations for row in out.rows[UNCOUNTED:last]]
+    nodes = []
+    for out in generations:
+        nodes += [row.verify_nodes for row in out.rows[UNCOUNTED:last]]
     return {
         "new_tok": new_tok,
-        "total_ms": 1e3 * (end_s - begin_s),
+        "total_ms": 1e3 * float(seconds[last] - seconds[UNCOUNTED]),
         "cycles": last - UNCOUNTED,
         "context_tok": prompt_tok + (before + new_tok / 2) / len(prompts),
         "verify_nodes": float(np.mean(nodes)) if nodes else 0.0,

@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import matplotlib
 import numpy as np
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from specdec.report.figures import COLOURS, RULES, WIDTH_IN
 
@@ -33,37 +37,29 @@ class Sheet:
 
     def box(self, x, y, width, height, text, role=TEXT, *, size=7, dashed=False) -> None:
         """A rounded box with its lower left corner at (x, y)."""
-        from matplotlib.patches import FancyBboxPatch
-
         look = dict(boxstyle="round,pad=0,rounding_size=0.06", facecolor=self.tint(role))
         look |= dict(edgecolor=self.colours[role], linewidth=1, linestyle="--" if dashed else "-")
         self.axes.add_patch(FancyBboxPatch((x, y), width, height, **look))
-        self.text(x + width / 2, y + height / 2, text, size=size, colour="black")
+        self.text(x + width / 2, y + height / 2, text, size=size)
 
-    def text(self, x, y, text, *, size=7, colour=GREY, ha="center", bold=False) -> None:
+    def text(self, x, y, text, *, size=7, ha="center", bold=False, colour="black") -> None:
         look = dict(fontsize=size, color=colour, ha=ha, va="center", linespacing=1.15)
         self.axes.text(x, y, text, weight="bold" if bold else "normal", **look)
 
     def head(self, x, y, text, size=8) -> None:
         """A bold line that begins at x."""
-        self.text(x, y, text, size=size, colour="black", ha="left", bold=True)
+        self.text(x, y, text, size=size, ha="left", bold=True)
 
-    def arrow(self, start, end, text="", *, dashed=False, shift=(0.0, 0.1)) -> None:
-        """From point to point; `text` stands at the middle, moved by `shift`."""
-        style = dict(arrowstyle="-|>,head_width=0.16,head_length=0.32", color=GREY, linewidth=1.1)
-        style |= dict(shrinkA=0, shrinkB=0, linestyle=(0, (3, 2)) if dashed else "-")
-        self.axes.annotate("", xy=end, xytext=start, arrowprops=style)
-        if text:
-            x = (start[0] + end[0]) / 2 + shift[0]
-            y = (start[1] + end[1]) / 2 + shift[1]
-            self.text(x, y, text)
-
-    def path(self, points, *, dashed=False) -> None:
-        """An arrow along straight lines through `points`."""
-        x, y = zip(*points[:-1], strict=True)
+    def arrow(self, *points, text="", dashed=False, shift=(0.0, 0.1)) -> None:
+        """Along straight lines through `points`; `text` stands at the middle of the last one."""
         style = (0, (3, 2)) if dashed else "-"
-        self.axes.plot(x, y, color=GREY, linewidth=1.1, linestyle=style)
-        self.arrow(points[-2], points[-1], dashed=dashed)
+        look = dict(color=GREY, linewidth=1.1, linestyle=style)
+        self.axes.plot(*zip(*points[:-1], strict=True), **look)
+        start, end = points[-2:]
+        look |= dict(arrowstyle="-|>,head_width=0.16,head_length=0.32", shrinkA=0, shrinkB=0)
+        self.axes.annotate("", xy=end, xytext=start, arrowprops=look)
+        x, y = np.mean([start, end], axis=0) + shift
+        self.text(x, y, text)
 
     def tree(self, x, y, width, height, levels, *, taken=(), size=18, role=DRAFTER) -> None:
         """A tree that grows downward from (x + width / 2, y + height).
@@ -71,27 +67,24 @@ class Sheet:
         levels[n] lists the parent of each node of level n + 1. taken: its accepted path, an index
         per level.
         """
-        step = height / max(1, len(levels))
+        accepted = self.colours[TARGET]
+        node = dict(edgecolor="0.25", linewidth=0.6, zorder=2)
         above = [(x + width / 2, y + height)]
-        on_path = above[0]
-        nodes = [(above[0], True)]
+        self.axes.scatter(*above[0], size, color=[accepted], **node)
         for depth, parents in enumerate(levels):
-            gaps = (np.arange(len(parents)) + 0.5) / len(parents) * width + x
-            level = [(float(gap), y + height - (depth + 1) * step) for gap in gaps]
-            for number, (place, parent) in enumerate(zip(level, parents, strict=True)):
-                chosen = depth < len(taken) and taken[depth] == number and above[parent] == on_path
-                look = dict(color="0.6", linewidth=0.8)
-                if chosen:
-                    look = dict(color=self.colours[TARGET], linewidth=1.6)
-                self.axes.plot(*zip(above[parent], place, strict=True), zorder=1, **look)
-                nodes.append((place, chosen))
-            if depth < len(taken):
-                on_path = level[taken[depth]]
+            low = y + height - (depth + 1) * height / len(levels)
+            level = []
+            for number, parent in enumerate(parents):
+                place = (x + (number + 0.5) / len(parents) * width, low)
+                level.append(place)
+                edge = dict(color="0.6", linewidth=0.8)
+                face = self.tint(role, 0.5)
+                if depth < len(taken) and taken[depth] == number:
+                    edge = dict(color=accepted, linewidth=1.6)
+                    face = accepted
+                self.axes.plot(*zip(above[parent], place, strict=True), zorder=1, **edge)
+                self.axes.scatter(*place, size, color=[face], **node)
             above = level
-        for place, chosen in nodes:
-            face = self.colours[TARGET] if chosen else self.tint(role, 0.5)
-            look = dict(color=[face], edgecolor="0.25", linewidth=0.6, zorder=2)
-            self.axes.scatter(*place, size, **look)
 
     def cells(self, x, y, words, marks, *, width=0.42, height=0.24) -> None:
         """Tokens side by side; a mark of True is accepted, False refused, None neither."""
@@ -99,11 +92,9 @@ class Sheet:
         for number, (word, mark) in enumerate(zip(words, marks, strict=True)):
             begin = x + number * width
             self.bar(begin, y, width, height, faces[mark])
-            self.text(begin + width / 2, y + height / 2, word, colour="black")
+            self.text(begin + width / 2, y + height / 2, word)
 
     def bar(self, x, y, width, height, face, edge="0.4", linewidth=0.8) -> None:
-        from matplotlib.patches import Rectangle
-
         look = dict(facecolor=face, edgecolor=edge, linewidth=linewidth)
         self.axes.add_patch(Rectangle((x, y), width, height, **look))
 
@@ -115,10 +106,6 @@ class Sheet:
 @contextmanager
 def sheet(width: float, height: float) -> Iterator[tuple]:
     """(figure, Sheet) of a page of so many inches, in the look of all figures."""
-    import matplotlib
-    from matplotlib.colors import to_rgb
-    from matplotlib.figure import Figure
-
     with matplotlib.rc_context(RULES):
         figure = Figure(figsize=(width, height))
         axes = figure.add_axes((0, 0, 1, 1))
@@ -143,13 +130,13 @@ def resps_trees():
         ("step t + n: confidence", (0, 0, 0), DEEP, (0, 0, 0, 0), "TT = 10, d = 5, k = 2"),
     ]
     with sheet(WIDTH_IN, 3.1) as (figure, page):
-        for column, (label, fixed, levels, taken, limits) in enumerate(steps):
-            left = 1.25 + 1.95 * column
-            page.text(left + 0.8, 2.95, label, size=8, colour="black", bold=True)
-            page.tree(left, 1.85, 1.6, 0.85, FIXED, taken=fixed, role=TEXT)
-            page.tree(left, 0.3, 1.6, 1.0, levels, taken=taken, role=POLICY)
-            page.text(left + 0.8, 1.66, same)
-            page.text(left + 0.8, 0.1, limits)
+        for column, (label, fixed, levels, accepted, limits) in enumerate(steps):
+            x0 = 1.25 + 1.95 * column
+            page.text(x0 + 0.8, 2.95, label, size=8, bold=True)
+            page.tree(x0, 1.85, 1.6, 0.85, FIXED, taken=fixed, role=TEXT)
+            page.tree(x0, 0.3, 1.6, 1.0, levels, taken=accepted, role=POLICY)
+            page.text(x0 + 0.8, 1.66, same)
+            page.text(x0 + 0.8, 0.1, limits)
         page.head(0.1, 2.3, "EAGLE-2, -3:\none set of limits")
         page.head(0.1, 0.8, "Re-SpS:\nlimits chosen\nby a policy")
         page.divide([0.1, 6.9], [1.5, 1.5])
@@ -169,7 +156,7 @@ def resps_architecture():
         page.box(5.95, 1.95, 0.95, 0.55, "accepted\ntokens", TEXT, size=8)
         for start, end in ((1.05, 1.6), (2.65, 3.05), (3.95, 4.35), (5.4, 5.95)):
             page.arrow((start, 2.22), (end, 2.22))
-        page.path([(6.42, 2.5), (6.42, 2.82), (0.57, 2.82), (0.57, 2.5)])
+        page.arrow((6.42, 2.5), (6.42, 2.82), (0.57, 2.82), (0.57, 2.5))
         page.text(3.5, 2.91, "next cycle")
         # 2. what Re-SpS adds
         for x, width, text, role in (
@@ -184,9 +171,9 @@ def resps_architecture():
         page.arrow((4.87, 1.95), (4.87, 1.35), dashed=True)
         for start, end in ((4.35, 3.9), (2.95, 2.65), (1.6, 1.25)):
             page.arrow((start, 1.1), (end, 1.1), dashed=True)
-        page.path([(0.67, 1.35), (0.67, 1.65), (2.12, 1.65), (2.12, 1.95)], dashed=True)
+        page.arrow((0.67, 1.35), (0.67, 1.65), (2.12, 1.65), (2.12, 1.95), dashed=True)
         page.arrow((6.42, 1.95), (6.42, 1.35), dashed=True)
-        page.path([(6.32, 0.85), (6.32, 0.45), (2.12, 0.45), (2.12, 0.85)], dashed=True)
+        page.arrow((6.32, 0.85), (6.32, 0.45), (2.12, 0.45), (2.12, 0.85), dashed=True)
         page.text(4.2, 0.56, "PPO, one transition for every $N$ cycles")
         page.text(0.1, 0.14, "solid: EAGLE-3 as it is   dashed: what Re-SpS adds", ha="left")
     return figure
@@ -201,10 +188,10 @@ def ltd_method():
         page.box(3.0, 2.2, 0.95, 0.55, "size policy\n$\\pi_V$: how many?", POLICY)
         page.box(4.45, 2.2, 0.95, 0.55, "target verifies\n$V$ nodes", TARGET)
         page.arrow((1.05, 2.55), (1.55, 2.55))
-        page.path([(1.65, 2.2), (1.65, 2.03), (0.9, 2.03), (0.9, 2.2)])
+        page.arrow((1.65, 2.2), (1.65, 2.03), (0.9, 2.03), (0.9, 2.2))
         page.text(1.28, 1.95, "continue")
-        page.arrow((2.5, 2.47), (3.0, 2.47), "stop")
-        page.arrow((3.95, 2.47), (4.45, 2.47), "$V$")
+        page.arrow((2.5, 2.47), (3.0, 2.47), text="stop")
+        page.arrow((3.95, 2.47), (4.45, 2.47), text="$V$")
         page.text(2.02, 2.9, "newest scores, length, depth", size=6.5)
         page.text(3.75, 2.9, "all scores, length, depth", size=6.5)
         # 2. its trees
@@ -217,22 +204,20 @@ def ltd_method():
         page.tree(4.55, 1.15, 0.75, 0.66, [[0, 0], [0, 0, 1], [0, 2]], size=12, taken=(0, 0))
         page.text(4.92, 1.02, "$L_A$ accepted")
         # 3. the time
-        for left, width, label, role in (
+        for x0, width, label, role in (
             (0.1, 0.8, "root pass", DRAFTER),
             (0.9, 0.75, "level", DRAFTER),
             (1.65, 0.75, "level", DRAFTER),
             (2.4, 0.25, "", POLICY),
             (2.65, 2.75, "verify", TARGET),
         ):
-            page.bar(left, 0.5, width, 0.24, page.tint(role, 0.4), page.colours[role])
-            page.text(left + width / 2, 0.62, label, colour="black")
-        for left, right, label in ((0.1, 2.65, "$T_{draft}$"), (2.65, 5.4, "$T_{verify}$")):
-            look = dict(arrowstyle="|-|,widthA=0.12,widthB=0.12", color=GREY, linewidth=0.8)
-            look |= dict(shrinkA=1, shrinkB=1)
-            page.axes.annotate("", xy=(right, 0.38), xytext=(left, 0.38), arrowprops=look)
-            page.text((left + right) / 2, 0.27, label)
+            page.bar(x0, 0.5, width, 0.24, page.tint(role, 0.4), page.colours[role])
+            page.text(x0 + width / 2, 0.62, label)
+        for begin, end, label in ((0.1, 2.65, "$T_{draft}$"), (2.65, 5.4, "$T_{verify}$")):
+            page.divide([begin + 0.02, end - 0.02], [0.38, 0.38], colour=GREY)
+            page.text((begin + end) / 2, 0.27, label)
         reward = "reward of both:  $L_A \\,/\\, (T_{draft} + T_{verify})$"
-        page.text(2.75, 0.09, reward, size=8, colour="black", bold=True)
+        page.text(2.75, 0.09, reward, size=8, bold=True)
     return figure
 
 
@@ -241,19 +226,19 @@ def radar_method():
     with sheet(WIDTH_IN, 3.2) as (figure, page):
         page.head(0.1, 3.05, "(a) drafting")
         for number in range(3):
-            left = 0.1 + 1.25 * number
-            page.box(left, 2.3, 0.9, 0.4, f"draft call {number + 1}", DRAFTER)
-            page.box(left, 1.3, 0.9, 0.4, "LSTM", POLICY)
+            x0 = 0.1 + 1.25 * number
+            page.box(x0, 2.3, 0.9, 0.4, f"draft call {number + 1}", DRAFTER)
+            page.box(x0, 1.3, 0.9, 0.4, "LSTM", POLICY)
             scores = f"$s_{number + 1}$: best\n$k$ scores"
-            page.arrow((left + 0.45, 2.3), (left + 0.45, 1.7), scores, shift=(0.3, 0))
+            page.arrow((x0 + 0.45, 2.3), (x0 + 0.45, 1.7), text=scores, shift=(0.3, 0))
             if number == 2:
-                page.text(left + 0.45, 1.17, "stop", bold=True, colour=page.colours[TIME])
+                page.text(x0 + 0.45, 1.17, "stop", bold=True, colour=page.colours[TIME])
                 continue
-            page.text(left + 0.45, 1.17, "continue")
-            page.arrow((left + 0.9, 2.5), (left + 1.25, 2.5))
-            page.arrow((left + 0.9, 1.5), (left + 1.25, 1.5), "$h$", shift=(0, 0.09))
+            page.text(x0 + 0.45, 1.17, "continue")
+            page.arrow((x0 + 0.9, 2.5), (x0 + 1.25, 2.5))
+            page.arrow((x0 + 0.9, 1.5), (x0 + 1.25, 1.5), text="$h$", shift=(0, 0.09))
         page.tree(0.45, 0.2, 1.3, 0.7, [[0, 0], [0, 0, 1, 1], [0, 1, 2, 3]], taken=(0, 1), size=14)
-        page.path([(3.05, 1.1), (3.05, 0.55), (2.95, 0.55)])
+        page.arrow((3.05, 1.1), (3.05, 0.55), (2.95, 0.55))
         page.box(2.05, 0.35, 0.9, 0.4, "target verifies", TARGET)
         page.arrow((2.05, 0.55), (1.75, 0.55))
         page.divide([3.85, 3.85], [0.15, 3.1])
@@ -266,13 +251,9 @@ def radar_method():
             bar = dict(bottom=low, color=page.tint(TARGET, 0.6))
             for length, height in enumerate(chance):
                 page.axes.bar(5.3 + 0.16 * length, 0.62 * height, 0.13, **bar)
-            calls = "call" if number == 0 else "calls"
-            label = f"$P(L)$ after\n{number + 1} {calls}"
-            page.text(6.1, low + 0.25, label, colour="black", ha="left")
+            page.text(6.1, low + 0.25, f"$P(L)$ after\ncall {number + 1}", ha="left")
         page.text(5.4, 0.93, "...  up to 8 calls, verified in one forward")
-        reward = (
-            "reward at the stop: $\\beta L / T(\\mathrm{calls})$;\neach continue costs $\\alpha$"
-        )
+        reward = "reward at the stop: $\\beta L / T(calls)$;\neach continue costs $\\alpha$"
         page.box(4.0, 0.2, 2.9, 0.52, reward, TIME)
     return figure
 
@@ -288,9 +269,8 @@ def ppow_rewards():
         # 1. by accepted tokens
         page.head(0.1, 2.6, "(a) accepted prefix $k$")
         page.cells(0.1, 2.1, ["The", "cat", "sat", "in", "a"], [True, True, True, False, None])
-        page.text(2.25, 2.22, "$k = 3$", size=8, colour="black", ha="left")
-        formula = "$R_{speedup} = k \\,/\\, (k\\gamma + 1)$"
-        page.text(0.1, 1.87, formula, size=8, colour="black", ha="left")
+        page.text(2.25, 2.22, "$k = 3$", size=8, ha="left")
+        page.text(0.1, 1.87, "$R_{speedup} = k \\,/\\, (k\\gamma + 1)$", size=8, ha="left")
         axes = figure.add_axes((0.42 / ONE_COLUMN_IN, 0.42 / 2.75, 2.1 / ONE_COLUMN_IN, 1.2 / 2.75))
         accepted = np.arange(window + 1)
         rewards = accepted / (accepted * gamma + 1)
@@ -305,12 +285,12 @@ def ppow_rewards():
         page.divide([2.95, 2.95], [0.1, 2.7])
         # 2. of a window without any
         page.head(3.1, 2.6, "(b) nothing accepted, $k = 0$")
-        page.text(3.1, 2.27, "draft $\\hat{y}$", colour="black", ha="left")
+        page.text(3.1, 2.27, "draft $\\hat{y}$", ha="left")
         page.cells(3.65, 2.15, ["A", "cat", "sat", "on"], [False, None, None, None])
-        page.text(3.1, 1.87, "target $y$", colour="black", ha="left")
+        page.text(3.1, 1.87, "target $y$", ha="left")
         page.cells(3.65, 1.75, ["The", "cat", "sat", "on"], [True] * 4)
         formula = "$\\Delta = \\sum_t \\log \\pi_{tgt}(y_t) - \\log \\pi_{tgt}(\\hat{y}_t)$"
-        page.text(4.25, 1.45, formula, size=8, colour="black")
+        page.text(4.25, 1.45, formula, size=8)
         near = "$\\Delta < \\epsilon$: nearly as likely,  $R_{dist} = \\eta$"
         page.box(3.1, 0.72, 2.3, 0.42, near, POLICY)
         far = "$\\Delta \\geq \\epsilon$: another text,  $R_{dist} = 0$"
@@ -331,10 +311,8 @@ def ppow_method():
         around = [0.56, 1.05, 1.05, 0.56, 0.56], [1.7, 1.7, 2.5, 2.5, 1.7]
         page.divide(*around, colour=page.colours[TIME], linewidth=1.2)
         page.text(0.88, 1.57, "position in the target's text")
-        formula = "$v_t = C(P_t)\\, D_{KL}(P_t \\| Q_t)$"
-        page.text(0.88, 1.2, formula, size=8, colour="black")
-        formula = "$s_j$ = mean of $v$ over $K$,\n$j^\\ast \\sim s_j$"
-        page.text(0.88, 0.85, formula, size=8, colour="black")
+        page.text(0.88, 1.2, "$v_t = C(P_t)\\, D_{KL}(P_t \\| Q_t)$", size=8)
+        page.text(0.88, 0.85, "$s_j$ = mean of $v$ over $K$,\n$j^\\ast \\sim s_j$", size=8)
         page.text(0.88, 0.4, "the share chosen so\nrises during training")
         page.divide([1.85, 1.85], [0.1, 2.9])
         # 2. the drafts
@@ -345,8 +323,8 @@ def ppow_method():
             low = 2.3 - 0.42 * row
             words = [f"$\\hat{{y}}_{{{row + 1}{n}}}$" for n in range(1, 5)]
             page.cells(1.95, low, words, mark, width=0.3, height=0.28)
-            page.text(3.22, low + 0.14, label, colour="black", ha="left")
-        page.arrow((2.55, 1.4), (2.55, 1.05), "target\nverifies", shift=(0.4, 0))
+            page.text(3.22, low + 0.14, label, ha="left")
+        page.arrow((2.55, 1.4), (2.55, 1.05), text="target\nverifies", shift=(0.4, 0))
         reward = "$r_g = R_{speedup}(k_g)$\n$+ R_{dist}$ where $k_g = 0$"
         page.box(1.95, 0.5, 1.62, 0.5, reward, TARGET)
         page.divide([3.68, 3.68], [0.1, 2.9])
@@ -359,6 +337,6 @@ def ppow_method():
         page.box(3.78, 0.5, 1.62, 0.5, near, TARGET)
         page.arrow((4.59, 2.1), (4.59, 1.8))
         page.arrow((4.59, 1.0), (4.59, 1.3))
-        page.path([(3.57, 0.75), (3.62, 0.75), (3.62, 2.35), (3.78, 2.35)])
+        page.arrow((3.57, 0.75), (3.62, 0.75), (3.62, 2.35), (3.78, 2.35))
         page.text(4.59, 0.3, "target frozen, drafter learns")
     return figure

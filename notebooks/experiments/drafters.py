@@ -19,27 +19,13 @@ import torch
 from tqdm.auto import tqdm
 
 from specdec import runs
-from specdec.core.decode import decode
-from specdec.data.suites import conversation, gather
 from specdec.evaluation import bench, stats
 from specdec.evaluation.methods import AUTOREGRESSIVE, DraftedBy
 from specdec.models.eagle_network import vocabulary_ids
 from specdec.models.load import load_drafter, load_pair
 from specdec.parallel import parallel
-from specdec.training.drafter.chats import (
-    conversation_document,
-    cut,
-    lay_out,
-    regenerate,
-    split,
-    token_batch,
-)
-from specdec.training.drafter.eagle3 import (
-    OnlineConfig,
-    OnlineDrafter,
-    draft_accuracy,
-    train_drafter,
-)
+from specdec.training.drafter import chats
+from specdec.training.drafter.eagle3 import draft_accuracy, train_drafter
 from specdec.training.drafter.networks import load_network, load_target
 from specdec.training.drafter.objective import FrozenTarget, Objective
 from specdec.training.drafter.ppow import roll_out, window_starts
@@ -48,6 +34,8 @@ from specdec.training.loop import compute_dtype
 
 # the drafter from which all continue
 START = "start"
+# of `window_facts`, about
+WINDOWS = 400
 # (name, seed) -> folder of the drafter
 Trained = dict[tuple[str, int], Path]
 
@@ -57,86 +45,44 @@ def train_all(
     conversations: list,
     objectives: dict[str, Objective],
     settings: Settings | dict[str, Settings],
-    *,
     start_from: Path,
     out_dir: Path,
-    seeds: Sequence[int] = (0,),
-    on: str | None = None,
-    jobs: int | None = None,
+    seeds: Sequence[int],
+    jobs: int = 1,
 ) -> Trained:
     """Train every objective with every seed from the drafter in `start_from`, called START.
 
     settings: of all, or those of each name. Objectives that draw get the seed, too; text and order
-    follow from it. on, jobs: where else than in this process, and how many at once
-    (`specdec.parallel`).
+    follow from it. jobs: trainings at once; 1 trains in this process.
     """
-    trained: Trained = {(START, 0): Path(start_from)}
+    trained: Trained = {(START, 0): start_from}
     tasks = []
     for name, seed in itertools.product(objectives, seeds):
         objective = objectives[name]
         if hasattr(objective, "seed"):
             objective = replace(objective, seed=seed)
-        folder = Path(out_dir) / f"{runs.plain_name(name)}-{seed}"
-        options = dict(
-            out_dir=folder,
-            budget=Budget(seed=seed),
-            objective=objective,
-            settings=settings if isinstance(settings, Settings) else settings[name],
-            start_from=start_from if objective.network == "eagle3" else None,
-        )
+        folder = out_dir / f"{runs.plain_name(name)}-{seed}"
+        options = dict(out_dir=folder, budget=Budget(seed=seed), objective=objective)
+        options["settings"] = settings[name] if isinstance(settings, dict) else settings
+        if objective.network == "eagle3":
+            options["start_from"] = start_from
         # one that was killed continues from its checkpoint
         tasks.append(functools.partial(train_drafter, target, conversations, **options))
         trained[name, seed] = folder / "drafter"
-    parallel(tasks, on, jobs, desc="drafters")
+    if jobs > 1:
+        parallel(tasks, "local", jobs, desc="drafters")
+    else:
+        parallel(tasks, desc="drafters")
     return trained
 
 
-def train_at_best_rate(
-    target: str,
-    conversations: list,
-    objectives: dict[str, Objective],
-    settings: Settings,
-    rates: Sequence[float],
-    *,
-    seeds: Sequence[int] = (0,),
-    **more,
-) -> tuple[Trained, pd.DataFrame]:
-    """Every objective at every learning rate with the first seed, at its best rate with the others.
-
-    Best is what had most tokens per cycle on held-out text. Returns (trained at the best rate,
-    tried): a row per objective and rate with held_out_tau_chain and chosen. more: of `train_all`.
-    """
-    # 1. every rate
-    at_rates = {}
-    by_rate = {}
-    rows = []
-    for name, rate in itertools.product(objectives, rates):
-        place = f"{name}-at-{rate:g}"
-        at_rates[place] = objectives[name]
-        by_rate[place] = replace(settings, learning_rate=rate)
-        rows.append({"objective": name, "learning_rate": rate})
-    first = train_all(target, conversations, at_rates, by_rate, seeds=seeds[:1], **more)
-    tried = pd.DataFrame(rows, index=list(at_rates))
-    for place in at_rates:
-        plan = first[place, seeds[0]].parent / "drafter_training" / "plan.json"
-        results = runs.read_json(plan)["results"]
-        tried.loc[place, "held_out_tau_chain"] = results["held_out_tau_chain"]
-    # 2. the best of each objective, with every seed
-    best = tried.groupby("objective", sort=False)["held_out_tau_chain"].idxmax()
-    tried["chosen"] = tried.index.isin(best)
-    again = {place: at_rates[place] for place in best}
-    trained = first | train_all(target, conversations, again, by_rate, seeds=seeds[1:], **more)
-    kept: Trained = {(START, 0): first[START, 0]}
-    for name, seed in itertools.product(objectives, seeds):
-        kept[name, seed] = trained[best[name], seed]
-    return kept, tried.reset_index(drop=True)
+def results_of(folder: Path) -> dict:
+    """What a training says of its drafter in `folder`, such as held_out_tau_chain."""
+    return runs.read_json(folder.parent / "drafter_training" / "plan.json")["results"]
 
 
 def training_curves(trained: Trained) -> pd.DataFrame:
-    """A row per step and training: drafter, seed, step, what the objective measured.
-
-    held_out_tau_chain is there where it was due.
-    """
+    """A row per step and training: drafter, seed, step, what the objective measured."""
     tables = []
     for (name, seed), folder in trained.items():
         path = folder.parent / "drafter_training" / "loss.parquet"
@@ -148,7 +94,7 @@ def training_curves(trained: Trained) -> pd.DataFrame:
 
 
 def decode_all(
-    target: str, trained: Trained, suites, methods: dict, dtype: str = "float32", **settings
+    target: str, trained: Trained, suites, methods: dict, dtype: str, **settings
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(prompts, cycles): the bench's rows of every drafter, with temperature, seed and drafter.
 
@@ -169,6 +115,7 @@ def decode_all(
                 label = f"{name} {seed}, {way}"
                 every[label] = DraftedBy(drafter, method, f"{name} {seed}")
                 labels[label] = (name, seed, way)
+    # the bench tells methods apart by name alone
     run = bench.evaluate(every, suites, pair, **settings)
     tables = []
     for table in ("prompts", "cycles"):
@@ -183,28 +130,21 @@ def decode_all(
 
 
 def chain_rows(
-    target: str,
-    trained: Trained,
-    prompts: Sequence,
-    *,
-    folder: Path,
-    max_new_tokens: int,
-    drafts: int = 6,
+    target: str, trained: Trained, prompts: Sequence, folder: Path, max_new_tokens: int, drafts: int
 ) -> pd.DataFrame:
     """Tokens per cycle of greedy chains, without decoding: rows as `compare_tau` reads them.
 
     The target writes its greedy answer to each of `prompts` (the first turn) once, kept in
-    `folder`; then a forward of the drafter along it says what chains of `drafts` tokens would have
-    had accepted (`eagle3.draft_accuracy`). Exact but for near-ties of the target, which writes in
-    its training's dtype.
+    `folder`; a forward of the drafter along it says what chains of `drafts` tokens would have had
+    accepted. Exact but for near-ties of the target, which writes in its training's dtype.
     """
     # 1. the target's answers
     model, tokenizer = load_target(target, Budget().place())
     empty = {"role": "assistant", "content": ""}
-    asked = [[{"role": "user", "content": item.turns[0]}, empty] for item in prompts]
+    questions = [[{"role": "user", "content": item.turns[0]}, empty] for item in prompts]
     how = {"folder": folder, "greedy_frac": 1.0, "max_new_tokens": max_new_tokens}
     answered = {}
-    for chat in regenerate(model, tokenizer, asked, **how):
+    for chat in chats.regenerate(model, tokenizer, questions, **how):
         answered[chat[0]["content"]] = chat
     # 2. the drafters along them
     dtype = compute_dtype(torch.device(model.device))
@@ -213,10 +153,10 @@ def chain_rows(
     targets = {taps: FrozenTarget(model, taps, dtype) for taps in taps_of}
     rows = []
     for item in tqdm(prompts, desc="chains"):
-        document = conversation_document(tokenizer, answered[item.turns[0]])
+        document = chats.conversation_document(tokenizer, answered[item.turns[0]])
         if int(document.answer.sum()) < 2:
             continue
-        text = token_batch(lay_out([document], [[0]], len(document.ids)), model.device)
+        text = chats.token_batch(chats.lay_out([document], [[0]], len(document.ids)), model.device)
         # one forward of the target for all drafters
         read = {taps: replace(text, output=frozen(text)) for taps, frozen in targets.items()}
         for (name, seed), network in networks.items():
@@ -274,8 +214,8 @@ def _speedups(prompts: pd.DataFrame) -> pd.DataFrame:
     speeds = (sums["new_tok"] / sums["total_ms"]).rename("speedup").reset_index()
     is_plain = speeds["method"] == AUTOREGRESSIVE
     plain = speeds[is_plain].drop(columns=["drafter", "method"])
-    both = speeds[~is_plain].merge(plain, on=["temperature", "suite"], suffixes=("", "_plain"))
-    return both.assign(speedup=both["speedup"] / both.pop("speedup_plain"))
+    drafted = speeds[~is_plain].merge(plain, on=["temperature", "suite"], suffixes=("", "_plain"))
+    return drafted.assign(speedup=drafted["speedup"] / drafted.pop("speedup_plain"))
 
 
 def speed_by_accepted(
@@ -291,6 +231,7 @@ def speed_by_accepted(
     plain = prompts[prompts["method"] == AUTOREGRESSIVE]
     plain_ms = plain["decode_ms"].sum() / (plain["new_tok"] - 1).clip(lower=1).sum()
     of_chain = cycles[cycles["method"] == chain]
+    # lengths that never occurred have no time of their own
     times = of_chain.groupby("accepted_tok")["total_ms"].agg(["size", "mean"])
     table = times.reindex(range(window + 1)).rename(columns={"size": "cycles", "mean": "cycle_ms"})
     table["cycles"] = table["cycles"].fillna(0).astype(int)
@@ -303,34 +244,32 @@ def speed_by_accepted(
 
 @torch.no_grad()
 def window_facts(
-    target: str,
-    trained: Trained,
-    conversations: list,
-    settings: Settings,
-    window: int,
-    most: int = 400,
+    target: str, trained: Trained, conversations: list, settings: Settings, window: int
 ) -> pd.DataFrame:
     """How greedy windows fare on held-out text: drafter, seed, text, slot, accepted_tok, nabla,
     hard.
 
     nabla: mean over the window of exp(d) - d - 1, d = log target - log drafter of a drafted token.
-    hard: the START drafter's window there is not accepted whole. At most `most` windows, evenly
-    spread.
+    hard: the START drafter's window there is not accepted whole.
     """
     pair = load_pair(target=target)
-    held_out = split(conversations, settings)[1]
+    held_out = chats.split(conversations, settings)[1]
     rows = []
     for (name, seed), folder in trained.items():
         network = load_network(folder, pair.target.model)
         frozen = FrozenTarget(pair.target.model, network.config.taps)
         network = network.to(frozen.dtype)
         for number, chat in enumerate(held_out):
-            document = cut(conversation_document(pair.tokenizer, chat), settings.length)
-            batch = token_batch(lay_out([document], [[0]], len(document.ids)), pair.target.device)
+            document = chats.conversation_document(pair.tokenizer, chat)
+            document = chats.cut(document, settings.length)
+            row = chats.lay_out([document], [[0]], len(document.ids))
+            batch = chats.token_batch(row, pair.target.device)
+            # an answer without room for a window says nothing
             if len(document.ids) < window + 2 or not bool(window_starts(batch, window).any()):
                 continue
             slots = window_starts(batch, window)[0].nonzero().T
-            slots = slots[:, :: max(1, round(slots.shape[1] * len(held_out) / most))]
+            # evenly fewer, so that all texts together have about WINDOWS
+            slots = slots[:, :: max(1, round(slots.shape[1] * len(held_out) / WINDOWS))]
             facts = _greedy_facts(frozen, network, batch, slots, window)
             where = {"drafter": name, "seed": seed, "text": number, "slot": slots[0]}
             rows.append(pd.DataFrame(where | facts))
@@ -349,38 +288,7 @@ def _greedy_facts(frozen: FrozenTarget, network, batch, slots, window: int) -> d
     log_p = of_target.log_softmax(-1)[..., vocabulary_ids(network)]
     log_ratio = (log_p - logits.log_softmax(-1)).gather(-1, logits.argmax(-1, keepdim=True))
     log_ratio = log_ratio.squeeze(-1)
+    # the estimate of the divergence that is never negative
     nabla = (log_ratio.exp() - log_ratio - 1).mean(-1)
     accepted = (of_target.argmax(-1) == drafted).long().cumprod(-1).sum(-1)
     return {"accepted_tok": accepted[0].numpy(), "nabla": nabla[0].numpy()}
-
-
-def serve(
-    target: str,
-    drafter: Path,
-    suites,
-    policy,
-    learning: OnlineConfig,
-    dtype: str = "float32",
-    *,
-    limit: int,
-    part: str,
-    **settings,
-) -> pd.DataFrame:
-    """The same requests served in order by a drafter that stays as it is and by one that learns
-    from them (`OnlineDrafter`).
-
-    limit, part: of `gather`. settings: of `decode`. A row per request and way: request, suite,
-    prompt, learning, new_tok, cycles, cycle_tok, tau.
-    """
-    rows = []
-    for learns in (False, True):
-        pair = load_pair(target=target, drafter=drafter, dtype=dtype)
-        serving = functools.partial(decode, pair)
-        if learns:
-            serving = OnlineDrafter(pair, config=learning).decode
-        for number, item in enumerate(gather(suites, limit=limit, part=part)):
-            out = serving(pair.ids_of(conversation(pair, item, 0, [])), policy, **settings)
-            row = {"request": number, "suite": item.suite, "prompt": item.id, "learning": learns}
-            row |= {"new_tok": out.new_tok, "cycles": len(out.rows), "tau": out.tau}
-            rows.append(row | {"cycle_tok": sum(cycle.new_tok for cycle in out.rows)})
-    return pd.DataFrame(rows)

@@ -9,12 +9,12 @@ machine.
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Sequence
 
 import pandas as pd
 
 from specdec.core.policy import Policy
+from specdec.core.tree_config import TreeConfig
 from specdec.evaluation import compare
 from specdec.identity import CARRIED, REPRICED, Method
 from specdec.policies.value import ValuePolicy
@@ -31,7 +31,9 @@ def made_there(
     tuner: Tuner, seeds: Sequence[int], effort: float, pair, scale: str, minutes: float
 ) -> dict[Method, list[Policy]]:
     """Rules tuned at the prices of `tuner` and, with an effort, systems trained at them."""
+    # 1. the rules
     contenders, _ = tuner.all(minutes)
+    # 2. the systems, in the folder that notebook 31 trains in
     if effort:
         trace = tuner.arena.trace
         costs = tuner.arena.costs
@@ -55,6 +57,7 @@ def carried(
     moved = {}
     for method, seeds in contenders.items():
         method = Method.of(method)
+        # tuned anew everywhere, which takes seconds
         if method.system in QUICK:
             continue
         moved[method.but(adapted=CARRIED)] = seeds
@@ -65,36 +68,20 @@ def carried(
 
 
 def judge(
-    tuner: Tuner,
-    contenders: dict,
-    charged: dict[str, float],
-    *,
-    seeds: Sequence[int],
-    effort=0.0,
-    pair=None,
-    scale="laptop",
-    minutes=0.0,
-    **choose,
+    arena: terms.Arena, contenders: dict, charged: dict[str, float], defaults: Sequence[TreeConfig]
 ) -> pd.DataFrame:
-    """Everybody at the prices of `tuner`, beside the static trees tuned for them: rows of
-    `compare.over_seeds`.
+    """Everybody at the prices of `arena`, beside static trees tuned for them.
 
-    contenders: of another machine. charged: milliseconds of an answer by the method there; without
-    one it is timed. effort: length of trainings as a part of each system's own; 0: none. minutes:
-    as in `terms.train_all`, for rules and systems each. choose: of `Baselines.choose`.
+    Rows of `compare.over_seeds`. charged: milliseconds of an answer by the method's name at home;
+    without one it is timed.
     """
-    trace = tuner.arena.trace
-    costs = tuner.arena.costs
-    tune = trace.select(part="tune")
-    # every controller that is carried would warn that it learned other costs
-    with warnings.catch_warnings(action="ignore"):
-        there = made_there(tuner, seeds, effort, pair, scale, minutes)
-        there |= carried(contenders, tune, costs, pair if effort else None)
-        policy_ms = {}
-        for method in there:
-            before = method.but(adapted="")
-            if before in charged:
-                policy_ms[method] = charged[before]
-        baselines = compare.Baselines.choose(trace, costs, **choose)
-        options = dict(policy_ms=policy_ms, baselines=baselines, random_seeds=())
-        return compare.over_seeds(compare.compare_replay(trace, costs, there, **options))
+    # an answer takes as long as at home: its network is the same
+    policy_ms = {}
+    for method in contenders:
+        at_home = method.but(adapted="")
+        if at_home in charged:
+            policy_ms[method] = charged[at_home]
+    baselines = compare.Baselines.choose(arena.trace, arena.costs, defaults=defaults)
+    options = dict(policy_ms=policy_ms, baselines=baselines, random_seeds=())
+    compared = compare.compare_replay(arena.trace, arena.costs, contenders, **options)
+    return compare.over_seeds(compared)

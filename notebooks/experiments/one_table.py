@@ -41,19 +41,21 @@ def long_table(comparisons: dict[float, Comparison], lives: dict[float, Live]) -
 
 
 def _clocked(live: Live) -> pd.DataFrame:
+    """Rows by the clock, all seeds of a method together."""
     table = live_table(live)
+    # a run of one suite has no rows of all
     suite = "all" if (table["suite"] == "all").any() else table["suite"].iloc[0]
     groups = table[table["suite"] == suite].groupby("method", sort=False)
-    whole = groups[["prompts", *FIELDS, "machine"]].first()
-    whole["seeds"] = groups.size()
-    whole["policy_frac"] = groups["policy_frac"].mean()
+    pooled = groups[["prompts", *FIELDS, "machine"]].first()
+    pooled["seeds"] = groups.size()
+    pooled["policy_frac"] = groups["policy_frac"].mean()
     if "p_tuned_holm" in table:
-        whole["p_tuned_holm"] = groups["p_tuned_holm"].max()
+        pooled["p_tuned_holm"] = groups["p_tuned_holm"].max()
     for ratio in RATIOS:
-        whole[ratio] = groups[ratio].mean()
-        whole[f"{ratio}_low"] = groups[f"{ratio}_low"].min()
-        whole[f"{ratio}_high"] = groups[f"{ratio}_high"].max()
-    return whole.reset_index()
+        pooled[ratio] = groups[ratio].mean()
+        pooled[f"{ratio}_low"] = groups[f"{ratio}_low"].min()
+        pooled[f"{ratio}_high"] = groups[f"{ratio}_high"].max()
+    return pooled.reset_index()
 
 
 def one_table(long: pd.DataFrame, order: list[str] | None = None) -> pd.DataFrame:
@@ -68,6 +70,7 @@ def one_table(long: pd.DataFrame, order: list[str] | None = None) -> pd.DataFram
     for row in long.to_dict("records"):
         numbers = ["-" if pd.isna(row[ratio]) else f"{row[ratio]:.2f}" for ratio in RATIOS]
         cell = " / ".join(numbers)
+        # the interval of the last ratio
         low = row["over_tuned_low"]
         high = row["over_tuned_high"]
         if pd.notna(low) and pd.notna(high):

@@ -23,10 +23,12 @@ def learning(
     look = dict(by="name", panel="panel", labels=(x_label, y_label), zero=False, note=note)
     figure = curves(table, "step", "value", **look)
     for axes in figure.axes:
+        # styles tell one kind of line from the other, besides their colours
         for line in axes.lines if dashed else ():
             line.set_linestyle("--" if line.get_label().endswith(dashed) else "-")
         if mark:
             step, words = mark
+            # the words stand at the foot of the line, on its left
             axes.axvline(step, color="0.3", linewidth=1, linestyle="--")
             place = ((step, 0.02), (-3, 0), ("data", "axes fraction"), "offset points")
             axes.annotate(words, *place, fontsize=7, ha="right")
@@ -77,18 +79,19 @@ def _stacked(bars, places, rows: pd.DataFrame, parts: list[str], side: str) -> N
         begin = begin + rows[part]
 
 
-def fixed_trees(grid: pd.DataFrame, size: int = 60, depth: int = 8, width: int = 10):
-    """Tokens per cycle of static trees, one line per pair: against depth at `size` nodes, against
-    size at `depth`.
+def fixed_trees(grid: pd.DataFrame):
+    """Tokens per cycle of static trees of width 10, one line per pair: against depth at 60 nodes,
+    against size at depth 8.
 
     grid: rows of static_grid with a column pair. Where the exact size, depth or width is not there,
     the nearest one is.
     """
     need(grid, "pair", "total_tokens", "depth", "top_k", "tau", "new_tok")
+    # trees that expand as many nodes as they are wide
     plain = grid[grid["beam"] == ""] if "beam" in grid else grid
-    width = _nearest(plain["top_k"], width)
-    depth = _nearest(plain["depth"], depth)
-    size = _nearest(plain["total_tokens"], size)
+    width = _nearest(plain["top_k"], 10)
+    depth = _nearest(plain["depth"], 8)
+    size = _nearest(plain["total_tokens"], 60)
     rows = plain[plain["top_k"] == width]
     counts = rows.groupby("pair", sort=False)["new_tok"].max()
     rows = rows.assign(pair=rows["pair"].map(lambda pair: f"{pair}\n(n = {counts[pair]} tokens)"))
@@ -111,6 +114,7 @@ def by_subject(table: pd.DataFrame, *, baseline="the default tree", note=""):
     places = {subject: place for place, subject in enumerate(first["subject"])}
     with drawn(height_in=1.0 + 0.135 * len(places), note=note) as (figure, _):
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+        # 1. the dots
         look = dict(markersize=3.5, linestyle="")
         for number, method in enumerate(methods):
             rows = table[table["method"] == method]
@@ -118,6 +122,7 @@ def by_subject(table: pd.DataFrame, *, baseline="the default tree", note=""):
             left.plot(rows["over_tuned"], rows["subject"].map(places), label=method, **look)
         look |= dict(color=COLOURS[0], marker="o")
         right.plot(first["over_default"], first["subject"].map(places), **look)
+        # 2. names, and how many lie right of one
         names = [name.replace("_", " ") for name in places]
         left.set_yticks(list(places.values()), names, fontsize=6)
         short = methods[0].split()[0]

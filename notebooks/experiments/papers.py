@@ -12,6 +12,7 @@ the name of what is missing.
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass, field
 
 import pandas as pd
 
@@ -30,7 +31,7 @@ from workbook.paper_table import PaperTable
 COMPARED = ("controllers", "heuristics", "baselines")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Page:
     """A notebook that shows the items of one paper.
 
@@ -40,7 +41,7 @@ class Page:
     run: runs.Run
     paper: str
     pairs: list[str]
-    readings: list[dict] = dataclasses.field(default_factory=list)
+    readings: list[dict] = field(default_factory=list)
 
     def item(self, name: str, pairs: list[str] | None = None) -> Shown:
         """The item of this name, such as "table1", to be filled; pairs: in place of the page's."""
@@ -53,14 +54,14 @@ class Page:
         return pd.DataFrame(self.readings, columns=columns).drop_duplicates(ignore_index=True)
 
 
-@dataclasses.dataclass
+@dataclass
 class Shown:
     """One item on its way into the notebook: what was read for it, and what was not there."""
 
     page: Page
     item: items.Item
-    sources: list[runs.Run] = dataclasses.field(default_factory=list)
-    missing: list[str] = dataclasses.field(default_factory=list)
+    sources: list[runs.Run] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
 
     def read(
         self, name: str | tuple, table: str, keep: dict | None = None, **parameters
@@ -69,30 +70,27 @@ class Shown:
 
         Columns pair, run_key, recipe (whose settings were trained with: paper, official or ours)
         and clock (wall or processor) are added. A method's rows come from one run: the one that
-        measured it on most suites, of equal ones the first of `name`, then the newest. Tables
-        without methods come from that run as a whole. keep: only rows with these values; a suite is
-        known by its benchmark. parameters: what the run was measured with, as `items.measured`
-        takes it.
+        measured it on most suites, of equal ones the first of `name`, then the newest. keep: only
+        rows with these values; a suite is known by its benchmark. parameters: what the run was
+        measured with, as `items.measured` takes it.
         """
         names = [name] if isinstance(name, str) else list(name)
+        scale = self.page.run.scale
         parts = []
         for pair in self.page.pairs:
             # 1. the runs of a pair that hold the table
             measured = []
             for run_name in names:
-                scale = self.page.run.scale
                 measured += items.measured(run_name, scale, pair=pair, **parameters)
             # 2. each method's rows from one of them
             tables = []
             for run in measured:
                 if run.path(f"{table}.parquet").is_file():
                     tables.append(identified(run.read_table(table)).assign(**_facts_of(run)))
-            rows = _each_from_one_run(tables)
-            if rows.empty:
-                continue
-            parts.append(rows.assign(pair=pair))
-            for run in measured:
-                if run.key in set(rows["run_key"]):
+            rows = _each_from_one_run(tables) if tables else pd.DataFrame()
+            if len(rows):
+                parts.append(rows.assign(pair=pair))
+                for run in measured:
                     self._note(run, table, pair, rows[rows["run_key"] == run.key])
         if not parts:
             whose = " or ".join(self.page.pairs) or "a second pair"
@@ -110,49 +108,51 @@ class Shown:
 
     def _note(self, run: runs.Run, table: str, pair: str, rows: pd.DataFrame) -> None:
         """Remember what was read."""
+        if rows.empty:
+            return
         if run not in self.sources:
             self.sources.append(run)
         prompts = ""
-        counts = rows.get("prompts", pd.Series(dtype=float)).dropna().astype(int)
-        if len(counts):
-            prompts = " to ".join(map(str, sorted({counts.min(), counts.max()})))
+        if "prompts" in rows and rows["prompts"].notna().any():
+            ends = {int(rows["prompts"].min()), int(rows["prompts"].max())}
+            prompts = " to ".join(map(str, sorted(ends)))
         reading = {"item": self.item.name, "run": run.directory.name, "table": table, "pair": pair}
         self.page.readings.append(reading | {"rows": len(rows), "prompts": prompts})
 
     @property
-    def printed(self) -> pd.DataFrame | None:
-        """The paper's own numbers in long rows, None where it prints none."""
+    def printed(self) -> pd.DataFrame:
+        """The paper's own numbers in long rows; none where it prints none."""
         if not items.published_file(self.item.paper, self.item.name).is_file():
-            return None
+            return pd.DataFrame()
         printed = items.read_published(self.item.paper, self.item.name)
         printed = with_deviations(printed.astype({"row": str, "column": str}))
         if printed["temperature"].nunique() > 1:
             printed["metric"] += ", T=" + printed["temperature"].astype(str)
         return printed.assign(target=printed["target"].fillna("the paper"))
 
-    def table(self, measured: pd.DataFrame, *, metric: str = "", digits=2, notes=()) -> None:
+    def table(self, ours: pd.DataFrame, *, metric="", digits=2, notes=()) -> None:
         """Show the paper's rows as it prints them, and long rows of ours below.
 
-        measured: `paper_rows.LONG`. metric: only this one. notes: sentences below the table, beside
-        what each training took. Rows of the paper that nothing here measures, and columns that a
-        row of ours lacks, are what the item lacks.
+        metric: only this one. notes: sentences below the table, beside what each training took.
+        Rows of the paper that nothing here measures, and columns that a row of ours lacks, are what
+        the item lacks.
         """
-        ours = measured if len(measured) else None
         printed = self.printed
-        if metric and ours is not None:
+        if metric:
             ours = ours[ours["metric"] == metric]
-        if metric and printed is not None:
             printed = printed[printed["metric"] == metric]
-        if ours is None and printed is None:
+        if ours.empty and printed.empty:
             return self._nothing()
         content = PaperTable.of(ours, printed, "value", how=self.item.how, digits=digits)
         self.missing += [f"{row} (not measured here)" for row in content.lacking]
-        self.missing += _empty_cells(ours, printed, content.lacking)
-        sources = [] if ours is None else self.sources
-        trained = [training for training in map(_training_of, sources) if training]
+        sources = []
         notes = list(notes)
-        if trained:
-            notes.append(f"Trainings: {'; '.join(trained)}.")
+        if len(ours):
+            self.missing += _empty_cells(ours, printed, content.lacking)
+            sources = self.sources
+            trainings = list(filter(None, map(_training_of, sources)))
+            if trainings:
+                notes.append(f"Trainings: {'; '.join(trainings)}.")
         content = dataclasses.replace(content, notes=(*content.notes, *notes))
         self._show(content, sources)
 
@@ -170,25 +170,26 @@ class Shown:
         data.attrs["rows"] = {"measured": ours, "published_only": theirs, "not_measured": 0}
         self._show(draw(data), self.sources if ours else [], data=data)
 
-    def diagram(self, figure) -> None:
-        """Show a diagram, which measures nothing."""
-        self.page.run.show_item(self.item.id, figure)
-
-    def _show(self, content, sources: list[runs.Run], **more) -> None:
-        options = dict(sources=sources, missing=self.missing, **more)
+    def _show(self, content, sources: list[runs.Run], data=None) -> None:
+        options = dict(sources=sources, missing=self.missing, data=data)
         self.page.run.show_item(self.item.id, content, **options)
 
     def _nothing(self) -> None:
         """The item where neither the paper prints a number that we have nor ours were measured."""
         self.missing = self.missing or ["nothing was measured"]
         if "md" in items.FILES[self.item.kind]:
-            why = "; ".join(self.missing)
-            row = {"item": self.item.title, "measured here": why, "how": self.item.how}
-            return self._show(pd.DataFrame([row]), [])
+            row = {"item": self.item.title, "measured here": "; ".join(self.missing)}
+            return self._show(pd.DataFrame([row | {"how": self.item.how}]), [])
         with drawn(height_in=0.8) as (figure, _):
             text = f"{self.item.title}: not measured here"
             figure.text(0.5, 0.5, text, ha="center", va="center", wrap=True)
         self._show(figure, [])
+
+
+def settings_of(run: runs.Run) -> dict:
+    """What a run was asked for: the parameters of its notebook."""
+    config = run.record()["config"]
+    return config.get("parameters", config)
 
 
 def _facts_of(run: runs.Run) -> dict[str, str]:
@@ -197,12 +198,6 @@ def _facts_of(run: runs.Run) -> dict[str, str]:
     usual = "processor" if settings.get("cpu_time") else "wall"
     clock = provenance.of([run]).rows[0]["clock"] or usual
     return {"run_key": run.key, "recipe": settings.get("preset", "ours"), "clock": clock}
-
-
-def settings_of(run: runs.Run) -> dict:
-    """What a run was asked for: the parameters of its notebook."""
-    config = run.record()["config"]
-    return config.get("parameters", config)
 
 
 def _training_of(run: runs.Run) -> str:
@@ -227,33 +222,30 @@ def _training_of(run: runs.Run) -> str:
 
 
 def _each_from_one_run(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    """Of one table of several runs, the rows of each method from a single run.
+    """The rows of each method from the single run that measured it on most benchmarks.
 
-    That is the run that measured it on most benchmarks.
+    Tables without methods come from the first run as a whole.
     """
-    if not tables:
-        return pd.DataFrame()
     if "method" not in tables[0]:
         return tables[0]
     rows = pd.concat(tables, ignore_index=True)
-    keys = ["method", "recipe"]
-    if "suite" not in rows:
-        return rows[rows["run_key"] == rows.groupby(keys)["run_key"].transform("first")]
-    suites = benchmark(rows["suite"]).where(rows["suite"] != "all")
-    groups = rows.assign(suite=suites).groupby([*keys, "run_key"], sort=False)
-    counts = groups["suite"].nunique()
-    # the first of equal ones
-    chosen = counts.groupby(level=keys).idxmax()
-    return rows[pd.MultiIndex.from_frame(rows[[*keys, "run_key"]]).isin(chosen.tolist())]
+    keys = ["method", "recipe", "run_key"]
+    suites = pd.Series("", rows.index)
+    if "suite" in rows:
+        suites = benchmark(rows["suite"]).where(rows["suite"] != "all")
+    counts = rows.assign(suite=suites).groupby(keys, sort=False)["suite"].nunique()
+    # of equal ones the first
+    chosen = counts.groupby(level=keys[:2]).idxmax()
+    return rows[pd.MultiIndex.from_frame(rows[keys]).isin(chosen.tolist())]
 
 
-def _empty_cells(ours: pd.DataFrame | None, printed: pd.DataFrame | None, lacking) -> list[str]:
+def _empty_cells(ours: pd.DataFrame, printed: pd.DataFrame, lacking) -> list[str]:
     """What the rows that we do measure lack: per row of the paper its columns without ours.
 
     Where we have none of its columns, the table is ours by intent, such as one column per rate in
     place of the best.
     """
-    if ours is None or printed is None or not set(ours["column"]) & set(printed["column"]):
+    if printed.empty or not set(ours["column"]) & set(printed["column"]):
         return []
     sentences = []
     measured = printed[~printed["row"].isin(lacking)]

@@ -1,16 +1,21 @@
-"""The ablation: what configs say about choices, what a change is worth by hand, and small trainings
-of all three systems.
+"""The ablation: what configs say about choices, what a change is worth by hand, small trainings of
+all three systems, and variants beside the paper's tree.
 """
 
 import math
+import types
 import warnings
 
+import numpy as np
 import pandas as pd
 import pytest
-from fakes.traces import COSTS, SMALL_LTD, SMALL_RESPS, synthetic_trace
+from fakes.traces import COSTS, SMALL_LTD, SMALL_RESPS, round_costs, synthetic_trace
 
+from specdec.core.policy import Static
+from specdec.core.tree_config import TreeConfig
 from specdec.policies import ltd, radar, resps
 from specdec.policies.base import changed
+from specdec.replays.replay import replay
 
 from experiments import ablation
 from experiments.ablation import Choice, ablate, effects
@@ -80,8 +85,8 @@ def test_what_the_configs_say_of_a_choice():
 def test_measuring(system, tmp_path):
     trace = DEEP if system == "radar" else TRACE
     base, choices = SYSTEMS[system]
-    options = dict(base=base, seeds=(0,), progress=False)
-    table, turns = ablate(system, trace, COSTS, tmp_path, choices, **options)
+    measured = (system, trace, COSTS, tmp_path, choices, base, (0,))
+    table, turns = ablate(*measured)
     assert table["choice"].tolist() == [choice.name for choice in choices]
     assert (table["over_ours"] > 0).all()
     assert set(turns["choice"]) == {"ours", *table["choice"]}
@@ -90,7 +95,7 @@ def test_measuring(system, tmp_path):
     assert len(list(tmp_path.iterdir())) == 1 + learned
     # nothing is trained twice; RADAR writes its curve once more
     curves = {file: file.stat().st_ino for file in tmp_path.rglob("curve.parquet")}
-    _, again = ablate(system, trace, COSTS, tmp_path, choices, **options)
+    _, again = ablate(*measured)
     assert again["cycles"].tolist() == turns["cycles"].tolist()
     assert {file: file.stat().st_ino for file in curves} == curves
 
@@ -101,3 +106,35 @@ def test_one_of_two_policies_decodes_otherwise():
     both = ablation.redecoded(ltd.combine(depth, size), {"depth.stride": 3})
     settings = [policy.settings() for policy in both.policies]
     assert settings == [depth.settings() | {"stride": 3}, size.settings()]
+
+
+class Sees(Static):
+    """A static tree that says what it sees, and takes an encoder."""
+
+    state = "concat"
+    encoder = None
+
+    def attach(self, encoder, read):
+        assert read(types.SimpleNamespace(context_tok=3)).split() == ["word"] * 3
+        Sees.encoder = encoder
+        return self
+
+
+def test_variants_stand_beside_the_papers_tree(monkeypatch):
+    trace = synthetic_trace(positions=16, depth=7, top_ks=(10,), most_nodes=70)
+    trace.turns["part"] = np.resize(["train", "tune", "test"], len(trace.turns))
+    monkeypatch.setitem(ablation.PAPER_TREES, "resps", TreeConfig(8, 2, 10))
+    reads = Sees(8, 2, 10)
+    reads.state = "text"
+    policies = {"its own": [Sees(8, 2, 10)] * 2, "larger": [Sees(24, 2, 10)] * 2, "text": [reads]}
+    table, turns = ablation.beside_paper_tree(trace, round_costs(), policies, "encoder")
+    assert table.index.tolist() == list(policies)
+    assert table["unique_actions"].tolist() == [1, 1, 1]
+    assert table.loc["its own", "over_eagle3"] == pytest.approx(1.0)
+    assert table.loc["larger", "over_eagle3"] < 1
+    assert Sees.encoder == "encoder", "an answer that embeds a text is timed with an encoder"
+    test = trace.select(part="test")
+    of_larger = replay(test, policies["larger"][0], round_costs()).table["time_ms"].sum()
+    sums = turns.groupby(["method", "seed"])["time_ms"].sum()
+    assert sums["larger"].tolist() == pytest.approx([of_larger] * 2)
+    assert len(turns) == 5 * len(test.turns)

@@ -13,6 +13,7 @@ from specdec.core import clock
 from specdec.core.decode import decode_many
 from specdec.core.policy import RandomPolicy
 from specdec.core.tree_config import TreeConfig
+from specdec.data.suites import gather
 from specdec.errors import SpecdecError
 from specdec.models.target import Target
 
@@ -59,8 +60,8 @@ def test_a_run_holds_all_methods_of_a_group_and_continues(tiny, home):
     def methods(size):
         return {"plain": "autoregressive", "policy": policy, "tree": f"static:{2 + size},2,2"}
 
-    settings = dict(sizes=(1, 4), rounds=2, max_new_tokens=16, progress=False)
-    run = measure_batches(methods, {"mine": PROMPTS}, tiny, **settings)
+    settings = dict(sizes=(1, 4), rounds=2, max_new_tokens=16)
+    run = measure_batches(methods, gather({"mine": PROMPTS}), tiny, **settings)
     rows = run.read_table("batches")
     assert len(rows) == 2 * 2 * 3
     assert (rows["total_ms"] > 0).all()
@@ -71,7 +72,7 @@ def test_a_run_holds_all_methods_of_a_group_and_continues(tiny, home):
     described = run.record()["config"]["methods"]
     assert described["1"]["tree"] != described["4"]["tree"]
     assert described["1"]["policy"] == described["4"]["policy"]
-    again = measure_batches(methods, {"mine": PROMPTS}, tiny, **settings)
+    again = measure_batches(methods, gather({"mine": PROMPTS}), tiny, **settings)
     assert again.directory == run.directory
     assert again.read_table("batches").equals(rows)
     table = batch_summary(run).set_index(["texts", "method"])
@@ -80,9 +81,9 @@ def test_a_run_holds_all_methods_of_a_group_and_continues(tiny, home):
 
 
 def test_bad_input_is_refused_in_a_sentence(tiny, home):
-    measured = (lambda size: {"tree": TREE}, {"mine": PROMPTS}, tiny)
+    measured = (lambda size: {"tree": TREE}, gather({"mine": PROMPTS}), tiny)
     with pytest.raises(SpecdecError, match="too few to count"):
-        measure_batches(*measured, sizes=(1,), max_new_tokens=4, progress=False)
+        measure_batches(*measured, sizes=(1,), rounds=1, max_new_tokens=4)
 
 
 def test_time_may_be_the_processors(tiny, home, monkeypatch):
@@ -94,8 +95,8 @@ def test_time_may_be_the_processors(tiny, home, monkeypatch):
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(batches, "full_batch", counted)
-    few = dict(sizes=(2,), rounds=1, progress=False, cpu_time=True)
-    measured = (lambda size: {"plain": "autoregressive"}, {"mine": PROMPTS}, tiny)
+    few = dict(sizes=(2,), rounds=1, max_new_tokens=9, cpu_time=True)
+    measured = (lambda size: {"plain": "autoregressive"}, gather({"mine": PROMPTS}), tiny)
     run = measure_batches(*measured, **few)
     assert counters == [time.process_time]
     assert run.read_table("batches")["clock"].item() == "processor"

@@ -91,28 +91,27 @@ def test_chains_along_the_targets_text_are_those_of_decoding(tiny, exact, tmp_pa
     assert same > 2
 
 
-def test_each_objective_goes_on_at_its_best_rate(tmp_path, monkeypatch):
-    found = {("a", 0.1): 2.0, ("a", 0.2): 3.0, ("b", 0.1): 5.0, ("b", 0.2): 4.0}
-    trained = []
+def test_every_objective_is_trained_with_every_seed(tmp_path, monkeypatch):
+    calls = []
 
-    def train(target, conversations, *, out_dir, objective, settings, budget, start_from):
-        trained.append((objective.name, settings.learning_rate, budget.seed))
-        results = {"held_out_tau_chain": found[trained[-1][:2]]}
+    def train(target, conversations, *, out_dir, objective, settings, budget, start_from=None):
+        calls.append((objective.name, settings.steps, budget.seed, start_from))
+        results = {"held_out_tau_chain": settings.steps + budget.seed}
         runs.write_json(out_dir / "drafter_training" / "plan.json", {"results": results})
 
     monkeypatch.setattr(drafters, "train_drafter", train)
-    objectives = {name: types.SimpleNamespace(name=name, network="eagle3") for name in "ab"}
-    settings = dict(rates=[0.1, 0.2], seeds=[0, 1, 2], start_from=tmp_path, out_dir=tmp_path)
-    kept, tried = drafters.train_at_best_rate(
-        "tiny", [], objectives, presets.Settings(), **settings
-    )
-    assert trained[:4] == [("a", 0.1, 0), ("a", 0.2, 0), ("b", 0.1, 0), ("b", 0.2, 0)]
-    assert sorted(trained[4:]) == [("a", 0.2, 1), ("a", 0.2, 2), ("b", 0.1, 1), ("b", 0.1, 2)]
-    assert tried["chosen"].tolist() == [False, True, True, False]
-    assert [kept["a", seed].parent.name for seed in range(3)] == [
-        f"a-at-0.2-{seed}" for seed in range(3)
-    ]
-    assert len(kept) == 7
+    objectives = {
+        "a": types.SimpleNamespace(name="a", network="eagle3"),
+        "b": types.SimpleNamespace(name="b", network="medusa"),
+    }
+    settings = {"a": presets.Settings(steps=3), "b": presets.Settings(steps=5)}
+    where = dict(start_from=tmp_path / "start", out_dir=tmp_path)
+    trained = drafters.train_all("tiny", [], objectives, settings, seeds=(0, 4), **where)
+    start = tmp_path / "start"
+    assert calls == [("a", 3, 0, start), ("a", 3, 4, start), ("b", 5, 0, None), ("b", 5, 4, None)]
+    assert list(trained) == [("start", 0), ("a", 0), ("a", 4), ("b", 0), ("b", 4)]
+    assert trained["b", 4] == tmp_path / "b-4" / "drafter"
+    assert drafters.results_of(trained["b", 4]) == {"held_out_tau_chain": 9}
 
 
 def test_all_curves_are_one_table(tmp_path):
@@ -136,10 +135,10 @@ def test_chains_that_cannot_be_judged_are_left_out(exact, tmp_path, monkeypatch)
         (first, answer), (second, empty) = chats
         return [[second, empty], [first, answer | {"content": "2 + 3 = 5"}]]
 
-    monkeypatch.setattr(drafters, "regenerate", regenerate)
+    monkeypatch.setattr(drafters.chats, "regenerate", regenerate)
     folder = shipped_folder("tiny") / "drafter"
     trained = {("start", 0): folder, ("again", 4): folder}
-    rows = drafters.chain_rows("tiny", trained, items, folder=tmp_path, max_new_tokens=9)
+    rows = drafters.chain_rows("tiny", trained, items, folder=tmp_path, max_new_tokens=9, drafts=6)
     assert asked == [{"folder": tmp_path, "greedy_frac": 1.0, "max_new_tokens": 9}]
     first, again = rows.to_dict("records")
     assert 0 < first["cycles"] <= first["cycle_tok"]
@@ -201,7 +200,8 @@ def test_windows_on_held_out_text_are_those_of_decoding(tiny, monkeypatch):
             if out.tokens[0] == ids[slot + 1]:
                 assert out.rows[0].accepted_tok == accepted
     # 3. evenly fewer
-    few = drafters.window_facts("tiny", {("start", 0): folder}, chats, settings, 2, most=9)
+    monkeypatch.setattr(drafters, "WINDOWS", 9)
+    few = drafters.window_facts("tiny", {("start", 0): folder}, chats, settings, 2)
     slots = start.loc[start["text"] == 1, "slot"].tolist()
     step = round(len(slots) * 3 / 9)
     assert few.loc[few["text"] == 1, "slot"].tolist() == slots[::step]

@@ -83,7 +83,9 @@ def test_everybody_is_judged_at_the_prices_there(recording, ours, tmp_path):
     fixed = Static(8, 3, 3)
     contenders = {"ours": [ours], "fixed": [fixed]}
     defaults = (TreeConfig(4, 2, 3),)
-    table = elsewhere.judge(there, contenders, {"fixed": 2.0}, seeds=[0], defaults=defaults)
+    made = elsewhere.made_there(there, [0], 0.0, None, "laptop", 0.0)
+    made |= elsewhere.carried(contenders, recording.select(part="tune"), DEAR)
+    table = elsewhere.judge(there.arena, made, {"fixed": 2.0}, defaults)
     rows = table[table["suite"] == "all"].set_index("method")
     names = {"ours, carried", "ours, re-priced", "fixed, carried", "sglang_ema, tuned"}
     assert names | {compare.TUNED, compare.CLAIRVOYANT} <= set(rows.index)

@@ -5,7 +5,6 @@ that is not there.
 import json
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -185,7 +184,7 @@ def test_temperatures_have_columns_of_their_own(opened):
     assert table.published.loc[("LLaMA-3.1-8B-Instruct", "PPOW"), ("GSM8K", "tau, T=1")] == "5.63"
 
 
-def test_long_rows_and_lines_of_drafters():
+def test_long_rows():
     table = pd.DataFrame({"pair": "tiny", "size": [4, 8], "ms": [1.0, 2.0], "prompts": 3})
     rows = paper_rows.by_column(table, "size", {"ms": "Time"}, metric="time")
     assert rows[paper_rows.KEYS].values.tolist() == [
@@ -196,87 +195,42 @@ def test_long_rows_and_lines_of_drafters():
     rows = paper_rows.long_rows(table, row=[None, "b"], column="c", metric="m", value=table["ms"])
     assert rows["value"].tolist() == [2.0]
     assert paper_rows.by_column(pd.DataFrame(), "size", {"ms": "Time"}).empty
-    # lines: means over blocks of steps, then over seeds
-    names = {"ppow": "PPOW"}
-    curve = pd.DataFrame(
-        {"pair": "tiny", "drafter": "ppow", "step": range(8), "kl": [1.0, 3.0] * 4}
-    )
-    lines = paper_rows.named_lines(curve, names, "kl", points=4)
-    assert lines["value"].tolist() == [2.0] * 4
-    assert lines["step"].tolist() == [0, 2, 4, 6]
-    seeds = pd.concat([curve.assign(seed=0), curve.assign(seed=1, kl=curve["kl"] + 2)])
-    lines = pictures.over_start(paper_rows.named_lines(seeds, names, "kl"))
-    assert lines["value"].tolist() == [0.0, 100.0] * 4
-    assert lines["high"].tolist() == [50.0, 150.0] * 4
-    curve = curve.assign(held_out_tau_chain=[2.0, 2.5, *[np.nan] * 5, 2.25])
-    (sentence,) = paper_rows.best_and_last(curve, names)
-    assert sentence.endswith("last (step 7): 2.000, 2.500 (step 1), 2.250.")
 
 
-def test_chains_count_once_and_rows_without_a_gain_are_said():
-    rows = [(suite, name, 2.0, 1.0) for suite in ("s", "all") for name in ("start", "ppow")]
-    table = pd.DataFrame(rows, columns=["suite", "drafter", "tau", "over_baseline"])
-    table = table.assign(pair="tiny", low=0.5, high=1.5)
-    later = table.assign(tau=9.0)
-    named = paper_rows.named({"start": "EAGLE-3", "ppow": "PPOW"}, "drafter")
-    long = paper_rows.of_chains(pd.concat([table, later]), named, {"s": "S"}, "tau")
-    cells = long.set_index(["row", "column", "metric"])["value"]
-    assert cells[("PPOW", "S", "tau")] == cells[("PPOW", "All", "tau")] == 2.0
-    ratios = long[long["metric"] == "tau over its start's"]
-    assert ratios["value_low"].tolist() == [0.5] * 4
-    (sentence,) = paper_rows.unmoved(long, "EAGLE-3")
-    assert sentence.startswith("PPOW (tiny, one chain) has the numbers of its start")
+def test_a_policy_that_became_a_tree_is_said_and_deviations_become_a_column():
     facts = pd.DataFrame({"method": ["Re-SpS", "LTD"], "collapsed": [True, False]})
     facts = identified(facts).assign(pair="tiny", commonest="8/2/4", commonest_frac=0.99)
     (sentence,) = paper_rows.constants(facts, METHODS)
     assert sentence.startswith("Re-SpS of tiny became a constant: 8/2/4 ")
-
-
-def test_deviations_become_a_column_and_ranks_are_tested_over_prompts():
     long = pd.DataFrame({"row": "r", "column": "c", "metric": ["length", "length_sd"]})
     long = paper_rows.with_deviations(long.assign(pair="tiny", value=[23, 3.674]))
     (row,) = long.to_dict("records")
     assert (row["metric"], row["value"], row["value_sd"]) == ("length", 23.0, 3.674)
-    turns = []
-    for suite in ("a", "b"):
-        for number in range(6):
-            turns.append((suite, number, "default 60,5,10", 0, 10.0))
-            for seed in (0, 1):
-                turns.append((suite, number, "Re-SpS", seed, 9.0 - number / 10 + seed / 9))
-    table = pd.DataFrame(turns, columns=["suite", "prompt", "method", "seed", "time_ms"])
-    table = identified(table.assign(new_tok=8)).assign(pair="tiny", run_key="x")
-    named = paper_rows.on_terms("Re-SpS", "Re-SpS")
-    (row,) = paper_rows.signed_ranks(table, named, EAGLE).to_dict("records")
-    assert (row["row"], row["column"], row["prompts"]) == ("Re-SpS, equal terms", "p-value", 12)
-    assert row["value"] == pytest.approx(0.5**12), "all twelve prompts are faster"
-    assert paper_rows.signed_ranks(table[table["system"] == "Re-SpS"], named, EAGLE).empty
 
 
-def test_bars_of_gains_take_both_sides():
-    rows = [("Iter0, our settings", 1.25), ("Iter1, our settings", 1.5), ("Eagle3", 0.5)]
-    long = pd.DataFrame(rows, columns=["row", "value"])
-    long = long.assign(pair="tiny", column="Mean", metric="speedup", turns=7)
-    long = pd.concat([long, long.assign(metric="tau")])
-    over = {"table7": "Iter0", "table8": "Iter0"}
-    bars = paper_rows.gain_bars({"table7": long, "table8": pd.DataFrame()}, "ltd", over, "Eagle3")
-    assert list(bars.groupby("panel").size()) == [5, 3]
-    assert bars["published"].sum() == 6
-    assert bars["panel"].iloc[0].startswith("Table 7, over Iter0: tiny (n = 7 turns); Llama-3.1")
-    ours = bars[bars["whose"] == "measured here, our settings"].set_index("row")["gain"]
-    assert ours.to_dict() == pytest.approx({"Iter1": 20.0, "Eagle3": -60.0})
-    theirs = bars[bars["published"] & bars["panel"].str.startswith("Table 7")]["gain"].tolist()
-    assert theirs == pytest.approx([100 * (value / 3.87 - 1) for value in (3.90, 3.92, 3.92)])
+def test_lines_change_against_their_start():
+    lines = pd.DataFrame(
+        {"panel": "tiny", "name": "PPOW", "step": [0, 1, 0, 1], "of": [0, 0, 1, 1]}
+    )
+    lines = pictures.over_start(pictures.over_seeds(lines.assign(value=[1.0, 3.0, 3.0, 5.0])))
+    assert lines["value"].tolist() == [0.0, 100.0]
+    assert lines["high"].tolist() == [50.0, 150.0]
 
 
 def test_stacked_bars_end_at_the_sum():
-    split = identified(pd.DataFrame({"method": ["default 60,7,10", "LTD"]}))
-    split = split.assign(pair="tiny", draft_ms=[2.0, 1.0], verify_ms=[6.0, 4.0], total_ms=[10.0, 6])
-    costs = pd.DataFrame({"pair": "tiny", "depth": [1, 2], "nodes": [20, 40]})
-    costs = costs.assign(draft_ms=[1.0, 2.0], verify_ms=[3.0, 5.0])
-    bars = paper_rows.cost_bars(costs, split, items.read_published("ltd", "figure2"))
-    ours = bars[~bars["published"]].groupby("x", sort=False)["value"].sum().to_dict()
-    ms = {"(1, 20)": 4.0, "(2, 40)": 7.0}
-    assert ours == ms | {"default": 80.0, "LTD, equal terms": 50.0}
+    rows = [
+        (False, "tiny", "(1, 20)", "draft", "ms", 1.0),
+        (False, "tiny", "(2, 40)", "draft", "ms", 2.0),
+        (False, "tiny", "(1, 20)", "verify", "ms", 3.0),
+        (False, "tiny", "(2, 40)", "verify", "ms", 5.0),
+        (False, "tiny", "default", "draft", "pct", 20.0),
+        (False, "tiny", "default", "verify", "pct", 60.0),
+        (True, "Llama", "(5, 60)", "draft", "ms", 9.0),
+        (True, "Llama", "(5, 60)", "verify", "ms", 9.0),
+        (True, "Llama", "default", "draft", "pct", 30.0),
+        (True, "Llama", "default", "verify", "pct", 30.0),
+    ]
+    bars = pd.DataFrame(rows, columns=["published", "whose", "x", "part", "kind", "value"])
     left, right, *published = panels.cost_panels(bars).axes
     assert max(bar.get_y() + bar.get_height() for bar in left.patches) == 7.0
     assert max(bar.get_x() + bar.get_width() for bar in right.patches) == 80.0
