@@ -158,6 +158,7 @@ def driven(engine: Engine, policy: Policy) -> Generator[Forward, Any, Cycle]:
 def begin_turn(policy: Policy, prompt_tok: int | None = None) -> None:
     """Start a turn of the policy: its random draws depend on its seed and the prompt's length."""
     policy.reset()
+    # so that prompts decoded one after the other or together draw alike
     if prompt_tok is not None:
         policy.reseed(prompt_tok)
 

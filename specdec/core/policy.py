@@ -107,6 +107,7 @@ class RandomPolicy(Policy):
             return self._random.random() < 0.7
         if question.kind != PLAN:
             return self._random.randint(0, question.largest)
+        # any tree within the limits, also one that drafts more than it verifies
         top_k = self._random.randint(1, self.limits.top_k)
         depth = self._random.randint(0, self.limits.depth)
         beam: Beam = ()
@@ -132,6 +133,7 @@ class Chain(Policy):
 
     def __init__(self, *policies: Policy):
         self.policies = tuple(checked_policy(policy) for policy in policies)
+        # the first policy that answers a kind
         self._answers: dict[str, Policy] = {}
         for policy in self.policies:
             for kind in policy.asks:

@@ -195,6 +195,7 @@ def finish(step: Step[T]) -> T:
 def together(forwards: Sequence[Any]) -> Sequence[Any]:
     """Results of several turns' forwards, in their order; all of one kind and of one model."""
     first = forwards[0]
+    # a single forward needs no packing
     if len(forwards) == 1:
         return [first.run()]
     model = first.target if isinstance(first, TargetForward) else first.drafter

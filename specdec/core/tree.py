@@ -211,6 +211,7 @@ class GrowingTree:
     def whole(self) -> DraftTree:
         """Every candidate as a tree."""
         children = max(1, self.top_k)
+        # every expanded node has as many children, and they follow each other
         parent = torch.cat(self._expanded)[1:].repeat_interleave(children)
         depth = torch.cat(self._depths)[1:].repeat_interleave(children)
         return DraftTree(
@@ -279,6 +280,7 @@ class Merged:
             self._child.setdefault((parents[node], tokens[node]), node)
 
         # 2. the trie's nodes, each below the place of its parent
+        # where the nodes of the trie are in the list
         places = [0]
         for token, parent, score in zip(trie.tokens, trie.parents, trie.scores, strict=True):
             above = places[parent]

@@ -183,6 +183,7 @@ def accept(
     Returns (path, root first; the picks after each, the last one the bonus). pick(node, path): the
     target's choice. With several children of one token the earliest counts.
     """
+    # copied and drafted candidates may give a node two children with one token
     child: dict[tuple[int, int], int] = {}
     for node in range(1, len(tree_tokens)):
         child.setdefault((tree_parents[node], tree_tokens[node]), node)

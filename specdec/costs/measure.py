@@ -25,7 +25,7 @@ from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.core.records import SIZE, Question
-from specdec.core.tree_config import TreeConfig, plain_beam, pool_size
+from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.core.verification import Picker
 
 # the time of a cycle depends on these
@@ -137,19 +137,14 @@ class TreeSampler:
         deepest = max(fewest, min(self.depth, nodes + 1))
         return TreeConfig(nodes + 1, self.draw.randint(fewest, deepest), top_k, beam=(rows,))
 
-    def free(self, counts: tuple[int, ...] = ()) -> TreeConfig:
-        """Any tree within the limits; with one of these node counts if its shape offers them."""
-        top_k = self._like(self.top_ks[0], self.top_ks[-1])
+    def free(self, counts: tuple[int, ...]) -> TreeConfig:
+        """Any tree with nodes in the range of `counts`, fewer if its shape offers fewer."""
+        top_k = self.draw.choice(self.top_ks)
         depth = self.draw.randint(0, self.depth)
-        beam = plain_beam(top_k, (self.draw.randint(self.top_ks[0], top_k),))
-        counts = counts or (1, self.nodes[-1])
-        most = min(counts[-1], pool_size(depth, top_k, beam))
-        nodes = self._like(max(1, min(counts[0], most)), most)
+        beam = (self.draw.randint(self.top_ks[0], top_k),)
+        nodes = self.draw.randint(max(1, counts[0]), max(1, counts[-1]))
+        nodes = min(nodes, pool_size(depth, top_k, beam))
         return TreeConfig(1 + nodes, depth, top_k, beam=beam)
-
-    def _like(self, low: int, high: int) -> int:
-        """A log-uniform number from low to high, so that all tree sizes are compared."""
-        return min(high, int(low * ((high + 1) / low) ** self.draw.random()))
 
     def _rarest(self, values: Any, where: tuple[int, str]) -> int:
         fewest = min(self.dealt[where, value] for value in values)
@@ -178,7 +173,8 @@ class Measurements:
         self.picker = Picker()
         draw = random.Random(config.seed)
         self.trees = TreeSampler(config.top_ks, config.nodes, config.depth, draw)
-        self.checked = [self.trees.free() for _ in range(CHECKED_TREES)]
+        bands = itertools.islice(itertools.cycle(self.trees.bands()), CHECKED_TREES)
+        self.checked = [self.trees.free(band) for band in bands]
         self.draw = random.Random(config.seed + 1)
         self.jobs: list[tuple[Callable[[Any], None], Any]] = []
         self.rounds = 0
@@ -191,28 +187,31 @@ class Measurements:
 
     def go_on(self, frac: float) -> None:
         """Measure for this fraction of the config's seconds."""
+        self._measure(frac * self.config.seconds)
+
+    def finish(self) -> Timings:
+        """Use the remaining seconds, and more until all settings are measured."""
+        seconds = self.config.seconds
+        hidden = not self.config.progress
+        with tqdm(total=round(seconds), desc="calibrate", unit="s", disable=hidden) as bar:
+            while self.spent_s < seconds or not self.complete():
+                self._measure(min(PIECE_S, seconds))
+                bar.update(min(bar.total, int(self.spent_s)) - bar.n)
+        return self.timings
+
+    def _measure(self, seconds: float) -> None:
+        """Run jobs for so many more seconds, of whichever counter the config names."""
         with by_processor_time(self.config.cpu_time):
             if not self.begun:
                 self._warm_up()
             begin = self.clock.now()
             before = self.spent_s
-            while self.spent_s - before < frac * self.config.seconds:
+            while self.spent_s - before < seconds:
                 self.jobs = self.jobs or self._round()
                 job, argument = self.jobs.pop()
                 job(argument)
                 self.rounds += not self.jobs
                 self.spent_s = before + self.clock.now() - begin
-
-    def finish(self) -> Timings:
-        """Use the remaining seconds, and more until all settings are measured."""
-        seconds = self.config.seconds
-        piece = min(1.0, PIECE_S / seconds)
-        hidden = not self.config.progress
-        with tqdm(total=round(seconds), desc="calibrate", unit="s", disable=hidden) as bar:
-            while self.spent_s < seconds or not self.complete():
-                self.go_on(piece)
-                bar.update(min(bar.total, int(self.spent_s)) - bar.n)
-        return self.timings
 
     def _warm_up(self) -> None:
         """One job of each kind, whose rows are discarded."""

@@ -155,6 +155,7 @@ def plain_text(value) -> str:
 def serve(requests, results) -> None:
     """Run the program, then call its functions on request, one line each way."""
     program = json.loads(requests.readline())
+    # what the hook below would not hear of
     for name in UNSEEN:
         for module in (os, sys.modules["posix"]):
             vars(module).pop(name, None)
@@ -235,6 +236,7 @@ def judge(job: dict, requests, results) -> None:
             raised, value = received(results)
             if raised is None:
                 return value
+            # tests may expect an error by its type
             kind = getattr(builtins, str(raised), None)
             if not isinstance(kind, type) or not issubclass(kind, Exception):
                 kind = Exception

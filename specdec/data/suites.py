@@ -110,6 +110,7 @@ def usual_suites(names: Iterable[str], pair: str) -> list[str]:
         suite = SUITES[check_name("suite", name, SUITES)]
         if folder and suite.file and (Path(folder) / suite.file).is_file():
             present.append(name)
+    # "small+suffix" is the small pair with another drafter
     if not present or pair.partition("+")[0] in TOY_PAIRS:
         return [embedded_suite(name, pair) for name in names]
     absent = [name for name in names if "/" not in name and name not in present]
@@ -158,6 +159,7 @@ def _subset(prompts: list[Prompt], count: int, seed: int) -> list[Prompt]:
     def rank(prompt: Prompt) -> bytes:
         return hashlib.sha256(f"{seed}/{prompt.id}".encode()).digest()
 
+    # the same prompts whatever the order of the rows
     first = {prompt.id for prompt in sorted(prompts, key=rank)[:count]}
     return [prompt for prompt in prompts if prompt.id in first]
 
@@ -284,8 +286,10 @@ def split(prompts: Iterable[Prompt]) -> dict[str, list[Prompt]]:
     """
     parts: dict[str, list[Prompt]] = {part: [] for part in PARTS}
     for prompt in prompts:
+        # neither names nor the other prompts decide about a part
         bucket = int.from_bytes(prompt_digest(prompt.turns[0])[1:5], "big") % 10
         parts["train" if bucket < 4 else "tune" if bucket < 6 else "test"].append(prompt)
+    # a text that two parts share counts for the later one
     later: set[bytes] = set()
     for part in reversed(PARTS):
         parts[part] = [prompt for prompt in parts[part] if later.isdisjoint(prompt.texts)]

@@ -183,7 +183,7 @@ def test_dealt_trees_are_legal_and_cover_the_grid():
         tree = shapes.grid(number % 2, band)
         assert tree.verify_nodes in band
         assert shapes.free(band).verify_nodes <= band[-1]
-        for dealt in (tree, shapes.free()):
+        for dealt in (tree, shapes.free(shapes.nodes)):
             assert dealt.verify_nodes <= min(dealt.pool_size, 100)
             assert dealt.widest <= dealt.top_k <= 10 and dealt.depth <= 6
         covered |= {(number % 2, "nodes", tree.verify_nodes), (number % 2, "top_k", tree.top_k)}
