@@ -94,9 +94,6 @@ class _Course:
         decoding.save(Path(run.out_dir) / "policy")
         return decoding
 
-    def reward(self, constants: list[list[TreeConfig]]) -> Reward:
-        return reward_of(self.config, self.replayed, constants)
-
     def _judge(self, decoding: Learned, partner: Learned | None):
         """Tokens per ms on part "tune" of the policy as it decodes, beside its partner."""
         tune = self.trace.select(part="tune")
@@ -129,7 +126,7 @@ def train_resps(
     learner = config.policy(features_size, training=True)
     course = _Course(config, trace, costs, policy_ms, source, config.ppo.total_steps, options)
     task = {
-        "reward": course.reward([[tree] for tree in learner.trees]),
+        "reward": reward_of(config, course.replayed, [[tree] for tree in learner.trees]),
         "episode": "interval" if config.terminal else "turn",
         "credit": interval_credit(config, learner.interval),
         "reseed_each_turn": config.reseed_each_turn,
@@ -196,7 +193,7 @@ def train_ltd(
         at_random = partner is None and kind == "size" and config.random_depth
         constants = _constants(learner, partner is not None, at_random)
         others = partial(ltd.RandomDepth, learner) if at_random else partner
-        task = {"others": others, "reward": course.reward(constants)}
+        task = {"others": others, "reward": reward_of(config, course.replayed, constants)}
         # 2. PPO, from the weights of its last round
         facts = {"round": round_.name, "frozen": round_.frozen}
         run = {"out_dir": folder, "start_from": folders.get(kind), "trained_for": facts}

@@ -24,7 +24,6 @@ from specdec.errors import SpecdecError, check_fields, check_name, check_number
 from specdec.policies.base import Learned
 from specdec.replays.replay import ReplayEngine
 
-EPISODES = ("cycle", "interval", "turn")
 LAPS = ("draft_ms", "policy_ms", "verify_ms", "commit_ms", "host_ms")
 # Cycles without a decision after which a training gives up. Every system decides in every turn, and
 # turns of many recordings have less than a hundred cycles.
@@ -150,7 +149,7 @@ class Env(gymnasium.Env):
         self.others = others
         self.source = source
         self.reward = reward or Reward()
-        self.episode = check_name("episode", episode, EPISODES)
+        self.episode = episode
         size = (learner.observation_size,)
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, size, np.float32)
         self.action_space = gymnasium.spaces.Discrete(learner.actions)

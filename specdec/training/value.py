@@ -80,7 +80,9 @@ def train_value(
     curves = []
     for number in range(config.rounds):
         starts.append(cycle_starts(trace, costs, acting, DETOURS, seed + 10 * number))
-        examples = Examples(trace, policy, *map(np.concatenate, zip(*starts, strict=True)))
+        rows = np.concatenate([begun[0] for begun in starts])
+        histories = np.concatenate([begun[1] for begun in starts])
+        examples = Examples(trace, policy, rows, histories)
         last = number + 1 == config.rounds
         fitted = fit_ensemble(examples, config, seed + 100 * number, progress, distil=last)
         policy.network, curve = fitted
@@ -304,13 +306,8 @@ class Net(nn.Module):
 
 
 def fit_model(
-    examples: Examples,
-    held_out: Examples,
-    config: ValueConfig,
-    seed: int,
-    progress=True,
-    teacher=None,
-) -> tuple[dict[str, np.ndarray], pd.DataFrame]:
+    examples: Examples, held_out: Examples, config: ValueConfig, seed: int, progress, teacher=None
+):
     """Regress accepted_tok of every (expansions, size) on the information at a random level.
 
     Stops when the loss on `held_out` rises; the weights with the lowest are kept. teacher: an
@@ -338,9 +335,8 @@ def fit_model(
         inputs, features, accepted = examples.batch(numbers, level)
         if teacher is not None:
             accepted = teacher(inputs, teacher.state(features))
-        losses.append(
-            descend(optimizer, _loss(net.train(), level, inputs, features, accepted), 1.0)
-        )
+        loss = _loss(net.train(), level, inputs, features, accepted)
+        losses.append(descend(optimizer, loss, 1.0))
         schedule.step()
         if number % 100 < 99:
             continue
