@@ -263,6 +263,33 @@ def test_windows_follow_from_seed_and_step_and_equal_rewards_leave_the_divergenc
     assert float(loss.detach()) == pytest.approx(config.beta * row["kl"], rel=1e-5)
 
 
+def test_tokens_behind_a_rejected_one_are_left_out(scene):
+    _, network, target, batch = scene
+    config = Ppow(window=4, group=4, eta=0.0, beta=0.0)
+    batch = config.collect(network, target, batch)
+    windows, measures = batch.collected
+    torch.manual_seed(0)
+    accepted = torch.randint(0, 5, windows.accepted.shape)
+    windows = replace(windows, accepted=accepted, rewards=torch.rand(accepted.shape))
+    batch = replace(batch, collected=(windows, measures))
+    advantages = group_advantages(windows.rewards, 4, config.delta)[..., None]
+    masks = {True: torch.ones(4), False: torch.arange(4) <= accepted[..., None]}
+    for after, mask in masks.items():
+        loss, _ = replace(config, after_rejection=after)(network, target, batch)
+        expected = -float((advantages * mask).sum(-1).mean() / 4)
+        assert float(loss.detach()) == pytest.approx(expected, abs=1e-5)
+
+
+def test_greedy_verification_accepts_the_target_s_own_choices(scene):
+    _, network, target, batch = scene
+    config = Ppow(window=3, group=4, places_per_row=8, verify="greedy", eta=0.0)
+    windows, _ = config.collect(network, target, batch).collected
+    logits, _ = target.continued(batch, windows.slots, windows.drafted)
+    matches = (logits.argmax(-1) == windows.drafted).long()
+    assert torch.equal(windows.accepted, matches.cumprod(-1).sum(-1).float())
+    assert 0 < float(windows.accepted.mean()) < 3
+
+
 def test_places_follow_the_curriculum_and_the_scores(scene, monkeypatch):
     _, network, target, batch = scene
     shares = {"gradual": [0.2, 0.5, 0.74, 0.8, 0.8], "switched": [0.2, 0.2, 0.2, 0.8, 0.8]}

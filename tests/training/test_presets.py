@@ -31,7 +31,7 @@ CONFIGS = {
 DIGESTS = {
     "settings": "5d7d2e59a475",
     "losses": "e46348c6be72",
-    "objectives": "f8f45c640a33",
+    "objectives": "393315b08356",
     "texts": "063e94f41130",
     "budgets": "f2b10eb6cfad",
     "controllers": "ef82163db9dc",

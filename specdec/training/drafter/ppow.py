@@ -37,6 +37,7 @@ PAID_FRAC = 0.2
 CHOICES = {
     "places": ("adaptive", "errors"),
     "curriculum": ("gradual", "switched"),
+    "verify": ("sampled", "greedy"),
     "reward": ("cost_aware", "measured", "none"),
     "divergence": ("reverse_kl", "forward_kl"),
 }
@@ -51,10 +52,12 @@ class Ppow(Objective):
         "errors". All others begin anywhere.
     curriculum: the share of hard places rises linearly over curriculum_steps ("gradual"), or jumps
         after them ("switched").
+    verify: tokens are accepted by rejection "sampled" once, or where "greedy" decoding matches.
     reward: for k accepted tokens "cost_aware" k / (k gamma + 1), gamma the cost of a drafted token
         over one of the target; "measured" speedups[k]; "none".
     eta, epsilon: paid too if k = 0 and the target finds the window less than epsilon nats worse
         than its own greedy one. None: measured before the first step.
+    after_rejection: also reinforce tokens behind the first rejected one.
     divergence: from the target at every drafted token. Forward KL renormalises the target over the
         draft vocabulary.
     """
@@ -67,6 +70,7 @@ class Ppow(Objective):
     hard_to: float = 0.8  # ours
     curriculum: str = "gradual"  # the paper's; its Figure 4 shows "switched"
     curriculum_steps: int = 1000  # ours; 44,000 in Figure 4
+    verify: str = "sampled"  # the paper's
     reward: str = "cost_aware"  # the paper's
     gamma: float = 0.12  # the paper's
     speedups: tuple[float, ...] = ()  # ours: measured per accepted length 0 .. K
@@ -75,6 +79,7 @@ class Ppow(Objective):
     epsilon: float | None = 2.0
     clip: float = 0.2  # ours
     delta: float = 1e-6  # ours
+    after_rejection: bool = True  # the paper's
     beta: float = 0.04  # ours
     divergence: str = "reverse_kl"  # the paper's
     seed: int = 0
@@ -129,10 +134,14 @@ class Ppow(Objective):
         columns = columns_of(drafter, drafted)
         log_p_drafted = token_log_probs(target_logits, drafted)
         log_q_drafted = at_columns(torch.log_softmax(logits, -1), columns)
-        # 3. rejection sampling: k tokens are accepted
-        chance = (log_p_drafted - log_q_drafted).clamp(max=0).exp()
-        draws = torch.rand(chance.shape, generator=generator, device=chance.device)
-        accepted = (draws < chance).float().cumprod(-1).sum(-1)
+        # 3. k tokens are accepted
+        if self.verify == "greedy":
+            is_accepted = target_logits.argmax(-1) == drafted
+        else:
+            chance = (log_p_drafted - log_q_drafted).clamp(max=0).exp()
+            draws = torch.rand(chance.shape, generator=generator, device=chance.device)
+            is_accepted = draws < chance
+        accepted = is_accepted.float().cumprod(-1).sum(-1)
         # 4. how far a window without any is from the target's own greedy one
         is_none = accepted == 0
         gap = torch.full_like(accepted, float("inf"))
@@ -209,7 +218,8 @@ class Ppow(Objective):
         log_q = window_log_probs(drafter, target, batch)
         # 2. the divergence from the target at every drafted token
         usable = windows.usable.repeat_interleave(self.group, 1)
-        count = usable.sum().clamp(min=1) * self.window
+        counted = usable[..., None].expand(-1, -1, self.window)
+        count = counted.sum().clamp(min=1)
         distance = divergence(self.divergence, log_q, windows.log_p)
         kl = (distance * usable[..., None]).sum() / count
         measures = {**measures, "kl": float(kl.detach())}
@@ -219,7 +229,10 @@ class Ppow(Objective):
         advantages = group_advantages(windows.rewards, self.group, self.delta)[..., None]
         log_ratio = at_columns(log_q, windows.columns) - windows.log_q
         gain = clipped_gain(log_ratio, advantages, self.clip)
-        return self.beta * kl - (gain * usable[..., None]).sum() / count, measures
+        if not self.after_rejection:
+            steps = torch.arange(self.window, device=gain.device)
+            counted = counted & (steps <= windows.accepted[..., None])
+        return self.beta * kl - (gain * counted).sum() / count, measures
 
 
 @dataclass(frozen=True)
