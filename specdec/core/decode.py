@@ -11,6 +11,7 @@ The baseline, `autoregress`, uses the same target, cache and picker, one token a
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from specdec.core.pair import Pair, Prompt
 from specdec.core.policy import Policy, Static, checked_policy
 from specdec.core.protocols import Forward, Step, T, TargetForward, at_once, finish, together
 from specdec.core.records import Generation
-from specdec.core.verification import Picker
+from specdec.core.verification import Picker, text_seed
 from specdec.errors import SpecdecError, check_integer, check_kind, keeping
 
 ROWS = 16  # texts at once; more bring little on a CPU, whose products are busy by then
@@ -49,7 +50,8 @@ def decode(
     policy: None for the tree tuned for the pair, else a small one on a CPU and EAGLE-3's,
     `Static(60, 7, 10)`, on a GPU.
     stop_tokens: ids that end the text, default the model's own; `()` for none.
-    sampling: top_k, top_p, min_p, repetition_penalty, as transformers means them.
+    sampling: top_k, top_p, min_p, repetition_penalty, as transformers means them; and visit=k for
+    another sample of the same prompt and seed, that of the k-th equal prompt in `decode_many`.
 
     The text equals that of `autoregress` with the same arguments, whatever the policy. If a policy
     fails midway or Ctrl-C ends it, the exception's `so_far` holds the Generation until then.
@@ -246,14 +248,20 @@ def _checked(
     seed: int = 0,
     stop_tokens: Sequence[int] | None = None,
     raw: bool = False,
+    visit: int = 0,
+    noise_of: Sequence[int] | None = None,
     **sampling: Any,
 ) -> tuple[list[int], int, frozenset[int], Picker]:
-    """Token ids, the length limit, stop tokens and the picker of a turn."""
+    """Token ids, the length limit, stop tokens and the picker of a turn.
+
+    noise_of: the prompt ids whose noise goes on, default this prompt's.
+    """
     check_kind("pair", pair, Pair)
     check_integer("seed", seed)
     picker = Picker.from_settings(temperature, seed, **sampling)
     pair.refresh()
     ids = pair.ids_of(prompt, raw)
+    picker.seed = text_seed(seed, noise_of or ids, check_integer("visit", visit))
     check_lengths(len(ids), max_new_tokens, pair.target.position_limit)
     if stop_tokens is None:
         return ids, max_new_tokens, pair.stop_tokens, picker
@@ -306,12 +314,16 @@ def decode_many(
     pair.refresh()
     ids_of_prompts = ids_of_all(pair, prompts, max_new_tokens, raw=raw)
 
-    # 2. one turn per prompt, each a generator of its forwards
-    def turn_of(number: int, ids: Prompt) -> Generator[Any, Any, Generation]:
+    # 2. one turn per prompt, each a generator of its forwards; equal prompts get other samples
+    visits: Counter[tuple[int, ...]] = Counter()
+
+    def turn_of(number: int, ids: list[int]) -> Generator[Any, Any, Generation]:
+        sampling = {**settings, "visit": visits[tuple(ids)]}
+        visits[tuple(ids)] += 1
         if plain:
-            return (yield from plain_steps(pair, ids, max_new_tokens, **settings))
+            return (yield from plain_steps(pair, ids, max_new_tokens, **sampling))
         turn_policy = policy(number) if callable(policy) else policy
-        engine, turn_policy = opened(pair, ids, turn_policy, max_new_tokens, **settings)
+        engine, turn_policy = opened(pair, ids, turn_policy, max_new_tokens, **sampling)
         generation = yield from steps(engine, turn_policy)
         return generation.read(pair.reader)
 

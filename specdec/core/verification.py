@@ -4,7 +4,8 @@ At every position T the target picks
 
     token = argmax(warp(logits) + noise(seed, T)),     noise 0 at temperature 0, Gumbel above it.
 
-The noise depends on seed and position alone. So a walk down a tree, while a child carries the
+The noise depends on the text's seed and the position alone, and the text's seed on `decode`'s seed
+and the prompt (`text_seed`). So texts of different prompts are independent, and a walk down a tree, while a child carries the
 picked token, yields exactly the text of plain sampling with that seed, whatever the tree. Warping
 is transformers' own.
 """
@@ -61,6 +62,12 @@ def mixed_seed(seed: int, number: int) -> int:
     """A seed that depends on both."""
     digest = hashlib.blake2b(struct.pack("<qq", seed, number), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def text_seed(seed: int, prompt: Sequence[int], visit: int = 0) -> int:
+    """The seed of one text's noise: of these prompt ids, decoded for the k-th time (`visit`)."""
+    key = struct.pack(f"<qq{len(prompt)}q", seed, visit, *prompt)
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
 
 
 def gumbel_noise(

@@ -17,7 +17,7 @@ from specdec.core.decode import check_lengths, turn
 from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static, checked_policy
-from specdec.core.verification import Picker
+from specdec.core.verification import Picker, text_seed
 from specdec.errors import SpecdecError, check_integer
 from specdec.models.families import setting
 
@@ -68,7 +68,8 @@ def generate(
     sampled = generation_config.do_sample
     if seed is None:
         seed = int(torch.randint(1 << 62, ())) if sampled else 0
-    picker = Picker(logits_processor, sampled, check_integer("seed", seed))
+    key = text_seed(check_integer("seed", seed), pair.ids_of(ids))
+    picker = Picker(logits_processor, sampled, key)
     stop_tokens, stop_early = _stops(stopping_criteria)
     policy = Static.of(pair.usual_tree) if policy is None else checked_policy(policy)
     engine = LiveEngine(

@@ -296,7 +296,7 @@ class Recorder:
         decoded = yield from plain_steps(self.pair, prompt, config.max_new_tokens, **sampling)
         ids = [*prompt, *decoded.tokens]
         # trees of the last positions may reach there
-        sampling["stop_tokens"] = ()
+        sampling.update(stop_tokens=(), noise_of=prompt)
         beyond = yield from plain_steps(self.pair, ids, config.depth, **sampling)
         return [*ids, *beyond.tokens], decoded.new_tok
 

