@@ -85,7 +85,7 @@ class CorpusChats:
         rng = random.Random(f"joined/{block_seed}")
         messages: list[dict] = []
         for example in training_examples(block_seed):
-            # some chats go on, so that drafters see several turns
+            # some chats continue, so that drafters see several turns
             if messages and rng.random() >= JOINED_FRAC:
                 yield messages
                 messages = []

@@ -173,7 +173,7 @@ def generated(model_and_drafter, **settings):
     return model.generate(ids, **settings)
 
 
-def test_generate_is_greedy_or_takes_a_generation_config_and_torchs_seed(model_and_drafter):
+def test_generate_is_greedy_or_takes_a_generation_config(model_and_drafter):
     model, _, ids = model_and_drafter
     settings = dict(max_new_tokens=12, repetition_penalty=1.3, do_sample=False)
     output = generated(model_and_drafter, **settings)
@@ -183,15 +183,6 @@ def test_generate_is_greedy_or_takes_a_generation_config_and_torchs_seed(model_a
     sampled = generated(model_and_drafter, generation_config=config, seed=6)[0, ids.shape[1] :]
     pair = specdec.Pair(Target(model), stop_tokens=frozenset({2}))
     assert sampled.tolist() == specdec.autoregress(pair, ids[0], seed=6, **warped).tokens
-
-    def texts(seed):
-        torch.manual_seed(seed)
-        drawn = dict(do_sample=True, temperature=1.5, max_new_tokens=24)
-        return [generated(model_and_drafter, **drawn).tolist() for _ in range(2)]
-
-    first, second = texts(3)
-    assert [first, second] == texts(3) != texts(4)
-    assert first != second, "the generator moves on, as with transformers' own sampling"
 
 
 def test_generate_stops_where_transformers_stops(model_and_drafter):
@@ -210,19 +201,11 @@ def test_generate_stops_where_transformers_stops(model_and_drafter):
             assert ours[0, ids.shape[1] :].tolist() == truncate(text, [token, 2])
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (dict(drafter=None), "generate needs drafter="),
-        (dict(drafter=shared_pair().drafter), "needs drafter"),
-        (dict(num_beams=2), "num_beams"),
-        (dict(inputs=torch.ones(2, 3, dtype=torch.long)), "one prompt at a time"),
-    ],
-)
-def test_generate_refuses(model_and_drafter, change, message):
-    model, drafter, ids = model_and_drafter
-    settings = dict(inputs=ids, custom_generate=specdec.generate, drafter=drafter, max_new_tokens=4)
-    pytest.raises(SpecdecError, model.generate, **settings | change).match(message)
+@pytest.mark.parametrize("drafter", [None, shared_pair().drafter])
+def test_generate_refuses_the_drafter_of_another_model(model_and_drafter, drafter):
+    model, _, ids = model_and_drafter
+    settings = dict(custom_generate=specdec.generate, drafter=drafter, max_new_tokens=4)
+    pytest.raises(SpecdecError, model.generate, ids, **settings).match("generate needs drafter=")
 
 
 @pytest.mark.parametrize("call", [specdec.decode, specdec.autoregress, specdec.stream])
