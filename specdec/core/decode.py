@@ -136,7 +136,7 @@ def autoregress(
     4
     """
     check_kind("pair", pair, Pair)
-    pair.refresh()  # models may have changed since their last use
+    pair.target.refresh()  # it may have changed since its last use
     with pair.inference(plain=True):
         return finish(plain_steps(pair, prompt, max_new_tokens, *settings, **sampling))
 
@@ -234,6 +234,7 @@ def opened(
     """The engine and the policy of a turn. settings, sampling: as in `autoregress`."""
     ids, max_new_tokens, stops, picker = _checked(pair, prompt, *settings, **sampling)
     # a pair knows a tree that suits it
+    pair.refresh()
     policy = Static.of(pair.usual_tree) if policy is None else checked_policy(policy)
     prompt_ids = torch.tensor(ids, device=pair.target.device)
     engine = LiveEngine(pair, prompt_ids, max_new_tokens, policy.limits, picker, tuple(stops))
@@ -254,12 +255,12 @@ def _checked(
 ) -> tuple[list[int], int, frozenset[int], Picker]:
     """Token ids, the length limit, stop tokens and the picker of a turn.
 
-    noise_of: the prompt ids whose noise goes on, default this prompt's.
+    noise_of: the prompt whose noise continues, by default this one.
     """
     check_kind("pair", pair, Pair)
     check_integer("seed", seed)
     picker = Picker.from_settings(temperature, seed, **sampling)
-    pair.refresh()
+    pair.target.refresh()
     ids = pair.ids_of(prompt, raw)
     picker.seed = text_seed(seed, noise_of or ids, check_integer("visit", visit))
     check_lengths(len(ids), max_new_tokens, pair.target.position_limit)
@@ -311,7 +312,7 @@ def decode_many(
         raise SpecdecError("decode_many takes a list of prompts; for one prompt use decode().")
     if isinstance(policy, Policy) and policy.asks:
         raise SpecdecError("several texts need a policy each: pass a function of their number.")
-    pair.refresh()
+    pair.target.refresh()
     ids_of_prompts = ids_of_all(pair, prompts, max_new_tokens, raw=raw)
 
     # 2. one turn per prompt, each a generator of its forwards; equal prompts get other samples

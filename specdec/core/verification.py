@@ -4,10 +4,10 @@ At every position T the target picks
 
     token = argmax(warp(logits) + noise(seed, T)),     noise 0 at temperature 0, Gumbel above it.
 
-The noise depends on the text's seed and the position alone, and the text's seed on `decode`'s seed
-and the prompt (`text_seed`). So texts of different prompts are independent, and a walk down a tree, while a child carries the
-picked token, yields exactly the text of plain sampling with that seed, whatever the tree. Warping
-is transformers' own.
+The noise depends on the text's seed and the position alone, and that seed on `decode`'s and the
+prompt (`text_seed`), so texts of different prompts are independent. A walk down a tree, while a
+child carries the picked token, yields exactly the text of plain sampling with that seed, whatever
+the tree. Warping is transformers' own.
 """
 
 from __future__ import annotations

@@ -449,8 +449,7 @@ class Live(Viewer):
             engine, policy = opened(self.pair, prompt, policy, limit, **self.settings)
         except SpecdecError as error:
             return self._say(str(error))
-        begun = dict(finish_reason="unfinished", text="")
-        self.result = Generation(engine.tokens, engine.prompt_tok, **begun)
+        self.result = engine.generation
         self.shown = [(Lane(self.policy, []), 0)]
         self.prompt = self.words
         # in a thread, so that the kernel can hear the stop button
@@ -502,7 +501,7 @@ class Live(Viewer):
         """Cycle after cycle, until the turn ends or is stopped."""
         text = functools.cache(lambda token: snapshots.token_texts(self.pair, [token])[token])
         redrawn = 0.0
-        steps = turn(engine, watched, self.result)
+        steps = turn(engine, watched)
         for tokens in steps:
             position = len(lane.tokens) - 1
             words = [text(token) for token in tokens]

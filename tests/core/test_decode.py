@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections import Counter
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -228,3 +229,27 @@ def test_pairs_and_policies_that_cannot_decode(tiny):
     assert "a list of user turns" in refusal(specdec.chat, tiny, "Hello.")
     wizard = [{"role": "wizard", "content": "hi"}]
     assert "the chat template refuses" in refusal(specdec.decode, tiny, wizard)
+
+
+def test_sampled_texts_of_different_prompts_and_of_equal_ones_are_independent(tiny):
+    options = dict(max_new_tokens=8, temperature=3.0, stop_tokens=())
+    prompts = [[1, 5 + number, 9] for number in range(40)]
+    for plain in (False, True):
+        texts = [g.tokens for g in specdec.decode_many(tiny, prompts, plain=plain, **options)]
+        # 512 tokens at this temperature: two texts of 40 draw the same one by chance
+        most = Counter(text[5] for text in texts).most_common(1)[0][1]
+        assert most <= 6
+        # equal prompts get other samples, each of which can be had alone
+        same = [g.tokens for g in specdec.decode_many(tiny, [PROMPT] * 3, plain=plain, **options)]
+        assert len(set(map(tuple, same))) == 3
+        for visit, text in enumerate(same):
+            assert specdec.decode(tiny, PROMPT, visit=visit, **options).tokens == text
+
+
+def test_plain_decoding_needs_no_drafter_that_fits():
+    pair = specdec.load_pair("tiny", dtype="float32", pack=False)
+    pair.target.model.resize_token_embeddings(504, mean_resizing=False)
+    assert specdec.autoregress(pair, [5, 6, 7], max_new_tokens=4).new_tok == 4
+    assert len(specdec.decode_many(pair, [[5, 6, 7]], max_new_tokens=4, plain=True)) == 1
+    with pytest.raises(specdec.SpecdecError, match="vocabulary"):
+        specdec.decode(pair, [5, 6, 7], max_new_tokens=4)

@@ -59,7 +59,7 @@ REFUSED = {
     "score nothing.py": "nothing",
     "train radar --pair tiny": "record",
     "train radar --trace somewhere --data prompts.txt": "--trace",
-    "items --notebooks nowhere": "nowhere",
+    "items --notebooks nowhere": "notebooks",
 }
 
 

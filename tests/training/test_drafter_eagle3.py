@@ -303,6 +303,6 @@ def test_packed_rows_read_themselves_alone():
 
 def test_bad_requests_get_one_sentence(tmp_path):
     nowhere = str(tmp_path / "nowhere")
-    assert "neither a folder nor a hub id" in refusal(trained, tmp_path, target=nowhere)
+    assert "there is no folder" in refusal(trained, tmp_path, target=nowhere)
     start = dict(start_from=tmp_path / "nowhere")
     assert "there is no drafter in" in refusal(trained, tmp_path, **start)
