@@ -353,8 +353,8 @@ def build_ppo(make_env, config: PPOConfig, envs: int, seed: int):
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.logger import Logger
 
-    names = "batch_size n_epochs clip_range gamma gae_lambda ent_coef vf_coef"
-    settings = {name: getattr(config, name) for name in names.split()}
+    names = "batch_size n_epochs clip_range gamma gae_lambda ent_coef vf_coef".split()
+    settings = {name: getattr(config, name) for name in names}
     activation = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}[config.activation]
     widths = {"pi": list(config.pi), "vf": list(config.vf)}
     with loop.generators(0):  # leaves the caller's random numbers alone
@@ -479,6 +479,7 @@ def _settings(learner: Learned, task: Task, options: RunOptions) -> dict:
     settings = {name: getattr(options, name) for name in names}
     settings["learner"] = [type(learner).__name__, learner.settings()]
     settings["task"] = {name: _described(part) for name, part in vars(task).items()}
+    # later rounds begin with the weights of an earlier one
     if options.start_from is not None:
         plan = runs.read_json(Path(options.start_from) / "plan.json")
         settings["start_from"] = plan["results"]["weights"]
