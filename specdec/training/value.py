@@ -365,7 +365,10 @@ def _moments(examples: Examples, random) -> tuple[tuple, tuple, np.ndarray]:
 
 
 def fit_ensemble(examples: Examples, config: ValueConfig, seed: int, progress: bool, distil=True):
-    """(AcceptanceModel, curve): the mean of models of different prompts, or one distilled from it."""
+    """(AcceptanceModel, curve): the mean of models of different prompts, or one distilled from it.
+
+    distil: regress the mean with one network of the usual size, which answers faster.
+    """
     curves = []
 
     def fitted(member: str, number: int, config: ValueConfig, teacher=None) -> dict:
