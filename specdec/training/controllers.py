@@ -18,11 +18,11 @@ import numpy as np
 from specdec import runs
 from specdec.core.policy import Policy
 from specdec.core.records import SIZE
-from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.core.tree_config import TreeConfig
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_name, warn
 from specdec.policies import ltd, resps
-from specdec.policies.base import L, Learned, PPOConfig, changed, chose, named
+from specdec.policies.base import L, Learned, PPOConfig, changed, chose, named, tree_of
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid
 from specdec.replays.trace import Trace
@@ -210,14 +210,9 @@ def _constants(learner: Learned, beside=False, at_random=False) -> list[list[Tre
         depths = [learner.plan.depth]
     constants = []
     for size in sizes:
-        trees = []
-        for depth in depths:
-            total = 1 + min(size, pool_size(depth, limits.top_k, limits.beam))
-            trees.append(TreeConfig(total, depth, limits.top_k, beam=limits.beam))
-        if at_random:
-            constants.append(trees)
-        else:
-            constants.extend([tree] for tree in trees)
+        trees = [tree_of(size, depth, limits.top_k, limits.beam) for depth in depths]
+        # at random depths an answer has all of them
+        constants.extend([trees] if at_random else [[tree] for tree in trees])
     return constants
 
 
