@@ -121,8 +121,9 @@ class Rule(Policy):
 
     def settings(self) -> dict[str, Any]:
         """Every field, as JSON types."""
-        names = [field.name for field in dataclasses.fields(self)]
-        return {name: runs.plain(getattr(self, name)) for name in names}
+        settings = runs.plain(self)
+        del settings["class"]
+        return settings
 
     def save(self, folder: Path) -> Path:
         """Write policy.json and the weights, if it has any, into `folder`; returns it."""
@@ -132,9 +133,8 @@ class Rule(Policy):
         # policy.json holds a hash of the weights, so they are written first
         sealed = []
         if isinstance(self, Learned):
-            arrays = self.trained_network().arrays()
             with runs.atomic(folder / WEIGHTS) as temporary:
-                save_file(arrays, temporary)
+                save_file(self.trained_network().arrays(), temporary)
             sealed.append(WEIGHTS)
         runs.write_json(folder / "policy.json", record, sealed)
         return folder
@@ -152,22 +152,16 @@ class Rule(Policy):
 class Learned(Rule):
     """Answers one kind of question by the logits of a network over `actions` actions.
 
-    A subclass adds settings as fields and defines:
-        kind                 PLAN, EXTEND or SIZE, the question it answers
-        observation          question -> float32 [observation_size]
-        meaning              one of `actions` actions, question -> the answer
-        plan, limits         for questions it does not answer; the largest tree it can ask for
-        decides, otherwise   whether the network decides `question`, and the answer if not
-
-    temperature: None answers with the arg-max; a number draws from softmax(logits / temperature).
+    A subclass adds settings as fields and defines what follows them. plan, limits: for questions
+    that it does not answer, and the largest tree it can ask for. temperature: None answers with the
+    arg-max; a number draws from softmax(logits / temperature).
     """
 
     temperature: float | None = None
     seed: int = 0
     activation: str = "tanh"
 
-    # of the subclass, no settings
-    kind = ""
+    kind = ""  # PLAN, EXTEND or SIZE, the question it answers
     actions = 0
     observation_size = 0
 
@@ -192,14 +186,17 @@ class Learned(Rule):
         self._random = np.random.default_rng((self.seed, number))
 
     def decides(self, question: Question) -> bool:
+        """Whether the network decides; else `otherwise` does."""
         return True
 
     def otherwise(self, question: Question) -> Any: ...
 
     def observation(self, question: Question) -> np.ndarray:
+        """float32 [observation_size]."""
         raise NotImplementedError
 
-    def meaning(self, action: int, question: Question) -> Any: ...
+    def meaning(self, action: int, question: Question) -> Any:
+        """The answer that an action stands for."""
 
     def answer(self, question: Question) -> Any:
         if not self.decides(question):
@@ -219,12 +216,10 @@ class Learned(Rule):
     def fill_at_random(self, hidden: tuple[int, ...], seed: int = 0) -> Self:
         """This policy with random weights: an answer takes as long as with learned ones."""
         random = np.random.default_rng(seed)
-        weights = []
-        inputs = self.observation_size
-        for outputs in (*hidden, self.actions):
-            weights.append(random.normal(0, 1 / inputs**0.5, (outputs, inputs)))
-            inputs = outputs
-        biases = [np.zeros(len(weight)) for weight in weights]
+        widths = (self.observation_size, *hidden, self.actions)
+        shapes = list(zip(widths[1:], widths, strict=False))
+        weights = [random.normal(0, 1 / shape[1] ** 0.5, shape) for shape in shapes]
+        biases = [np.zeros(width) for width in widths[1:]]
         self.network = Network(weights, biases, self.activation)
         return self
 
@@ -279,10 +274,7 @@ class PPOConfig:
 
 
 def chose(policy: Q, choice: str, part: str, value: object = "") -> Q:
-    """Record that a choice was made by looking at a part of the prompts.
-
-    The log is stored with the policy. Comparisons on such a part are refused.
-    """
+    """Note in the policy that a choice was made on a part of the prompts: no comparisons there."""
     row = {"choice": choice, "part": part, "value": str(value)}
     for member in policy.policies:
         log = [*member.trained_for.get("choices", ()), row]
@@ -341,26 +333,22 @@ class Config:
 
     Subclasses are dataclasses(unsafe_hash=True) that inherit their policy's settings, so that a
     setting has one default and one explanation. while_training: settings that differ during
-    training. A config is never changed in place: see `changed`.
+    training; its activation is that of `ppo`. A config is never changed in place: see `changed`.
     """
-
-    while_training: dict[str, Any]
-    ppo: PPOConfig
 
     def __post_init__(self) -> None:
         check_fields(self, interval=(1, math.inf), stride=(1, math.inf))
 
-    def shared_with(self, kind: type) -> dict[str, Any]:
-        """The fields shared with a policy's class."""
+    def made(self, kind: type[P], training: bool = False, **settings: Any) -> P:
+        """A policy as it decodes or, training, as it learns; `settings` override single fields."""
+        fields = vars(self)
         names = [field.name for field in dataclasses.fields(kind)]
-        return {name: getattr(self, name) for name in names if name in vars(self)}
-
-    def made(self, kind: type[P], training: bool, **settings: Any) -> P:
-        """A policy as it decodes or, training, as it learns; its activation is PPO's."""
-        settings.update(self.shared_with(kind), activation=self.ppo.activation)
+        shared = {name: fields[name] for name in names if name in fields}
+        if "ppo" in fields:
+            shared["activation"] = fields["ppo"].activation
         if training:
-            settings.update(self.while_training)
-        return kind(**settings)
+            shared.update(fields["while_training"])
+        return kind(**{**shared, **settings})
 
 
 def shipped_folder(name: str) -> Path:
@@ -370,11 +358,10 @@ def shipped_folder(name: str) -> Path:
 
 
 def policy_folder(folder: Path | str) -> Path:
-    """`folder`, as commands print it (`runs.placed`), or that of a shipped policy PAIR/POLICY."""
+    """`folder`, as commands print it, or that of a shipped policy PAIR/POLICY."""
+    place = runs.placed(folder)
     shipped = shipped_folder(str(folder))
-    if shipped.is_dir() and not Path(folder).exists():
-        return shipped
-    return runs.placed(folder)
+    return shipped if shipped.is_dir() and not place.exists() else place
 
 
 def load_policy(folder: Path | str) -> Any:
@@ -400,8 +387,8 @@ def load_policy(folder: Path | str) -> Any:
 
 def combine(depth_policy: Any, size_policy: Any) -> Chain:
     """LTD: the depth policy grows the tree, the size policy prunes it."""
-    shapes = {(policy.top_k, policy.limits.beam) for policy in (depth_policy, size_policy)}
-    if len(shapes) > 1 or depth_policy.depth > size_policy.depth:
+    same = depth_policy.top_k == size_policy.top_k and depth_policy.beam == size_policy.beam
+    if not same or depth_policy.depth > size_policy.depth:
         why = "the size policy cannot see all trees of the depth policy"
         raise SpecdecError(f"{why}; give both one top_k, depth.")
     return Chain(depth_policy, size_policy)

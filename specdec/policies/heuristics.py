@@ -92,7 +92,7 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 @dataclass
 class _DepthRule(Rule):
-    """Answers EXTEND over a tree of at most max_depth expansions."""
+    """Answers EXTEND, or another question, about a tree of at most max_depth expansions."""
 
     max_depth: int = 12
     verify_nodes: int = 60
@@ -178,21 +178,13 @@ class GammaTune(Rule):
 
 
 @dataclass
-class _Classifier(Learned):
+class _Classifier(_DepthRule, Learned):
     """A network whose probability is compared with a threshold; no sampling."""
 
     activation: str = "relu"
-    max_depth: int = 12
-    verify_nodes: int = 60
-    top_k: int = 10
     threshold: float = 0.5
 
     kind = EXTEND
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.limits = TreeConfig(self.verify_nodes + 1, self.max_depth, self.top_k)
-        self.plan = self.limits
 
     def chances(self, question: Question) -> np.ndarray:
         """The network's outputs as probabilities."""

@@ -150,10 +150,9 @@ def released(folder: Path) -> dict[str, RadarPolicy]:
     for path in sorted(Path(folder).glob("*.pt")):
         # only tensors are read, no code
         tensors = torch.load(path, map_location="cpu", weights_only=True)
+        weights = {name: as_array(tensor) for name, tensor in tensors.items()}
         policies[path.stem] = OFFICIAL.policy()
-        policies[path.stem].network = LstmNetwork(
-            {name: as_array(tensors[name]) for name in tensors}
-        )
+        policies[path.stem].network = LstmNetwork(weights)
     if not policies:
         raise SpecdecError(f"{folder} holds no .pt; give the folder of RADAR's released weights.")
     return policies
@@ -228,7 +227,7 @@ class RadarConfig(Config, RadarSettings):
 
     def policy(self, **settings: Any) -> RadarPolicy:
         """The policy as it decodes, without weights; `settings` override single fields."""
-        return RadarPolicy(**{**self.shared_with(RadarPolicy), **settings})
+        return self.made(RadarPolicy, **settings)
 
 
 PAPER = RadarConfig()

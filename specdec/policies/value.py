@@ -278,7 +278,7 @@ class ValuePolicy(ValueSettings, Learned):
 
     def _next_cycle(self) -> None:
         self._state: np.ndarray | None = None
-        self._evaluate_at = self.first_evaluation
+        self._evaluate_at = self.first_evaluation  # expansions before the next evaluation
         self._decided_at = -1
         self._decided = 0
 

@@ -10,31 +10,34 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from specdec import runs
 from specdec.core.policy import Policy
 from specdec.core.records import SIZE
-from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.core.tree_config import TreeConfig
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_name, warn
-from specdec.parallel import parallel
 from specdec.policies import ltd, resps
-from specdec.policies.base import L, Learned, PPOConfig, changed, chose, named
+from specdec.policies.base import L, Learned, PPOConfig, changed, chose, named, tree_of
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid
 from specdec.replays.trace import Trace
 from specdec.training import radar, value
-from specdec.training.env import LiveSource, ReplaySource, Reward
+from specdec.training.env import ReplaySource, Reward
 from specdec.training.ppo import Credit, RunOptions, Task, train_policy
 
-SYSTEMS = ("resps", "ltd", "radar", "ours")
+# The fields with the length of a training: decisions, passes (radar) or steps (ours).
+LENGTHS = {
+    "resps": ("ppo.total_steps",),
+    "ltd": ("depth.ppo.total_steps", "size.ppo.total_steps"),
+    "radar": ("epochs",),
+    "ours": ("steps",),
+}
+SYSTEMS = tuple(LENGTHS)
 # Rewards by their names in configs: kind, mean over cycles, and the unit of time in milliseconds.
 REWARDS = {
     "mean_of_ratios": ("ratio", True, 1e3),  # tokens per second, Re-SpS 1.4
@@ -46,67 +49,52 @@ REWARDS = {
 }
 
 
-@dataclasses.dataclass
 class _Course:
     """What the trainings of one config share. decisions: of all its trainings together."""
 
-    config: resps.RespsConfig | ltd.LtdConfig
-    trace: Trace
-    costs: CostModel
-    policy_ms: float
-    source: LiveSource | None
-    decisions: int
-    options: dict
-
-    def __post_init__(self):
-        turns = radar.training_turns(self.trace, self.config.prompts)
-        self.replayed = ReplaySource(turns, self.costs, self.policy_ms)
-
-    def learn(
-        self, learner: L, decoding: L, ppo: PPOConfig, task: dict, options: dict, partner=None
-    ) -> L:
-        """Train `learner`. Returns `decoding` with its weights, also saved in out_dir/policy.
-
-        task, options: fields of `ppo.Task` and `ppo.RunOptions`; options["trained_for"] holds
-        further facts. partner: decodes beside it.
-        """
-        config = self.config
-        # 1. what the policy will say of its training
-        prompts = self.replayed.trace.turns.groupby(["suite", "prompt"], sort=False)
-        counts = {"decisions": self.decisions, "questions": prompts.ngroups}
-        facts = {
+    def __init__(self, config, trace: Trace, costs: CostModel, policy_ms: float, decisions: int):
+        turns = radar.training_turns(trace, config.prompts)
+        self.replayed = ReplaySource(turns, costs, policy_ms)
+        self.config = config
+        self.tune = trace.select(part="tune") if config.select else None
+        # what a policy says of its training
+        prompts = turns.turns.groupby(["suite", "prompt"], sort=False)
+        counts = {"decisions": decisions, "questions": prompts.ngroups}
+        self.facts = {
             "preset": config.name,
             "config": dataclasses.asdict(config),
             "deviations": [line.format_map(counts) for line in config.deviations],
-            "pair": self.trace.header["pair"],
-            "costs": self.costs.name,
+            "pair": trace.header["pair"],
+            "costs": costs.name,
         }
-        options["trained_for"] = facts | options.get("trained_for", {})
-        # 2. PPO
-        judge = self._judge(decoding, partner) if config.select else None
-        run = RunOptions(**{**self.options, **options})
-        task = Task(self.source or self.replayed, **task)
+
+    def learn(
+        self, learner: L, decoding: L, ppo: PPOConfig, task: Task, run: RunOptions, partner=None
+    ) -> L:
+        """Train `learner`. Returns `decoding` with its weights, also saved in out_dir/policy.
+
+        partner: decodes beside it while checkpoints are judged.
+        """
+
+        def speed(learned: Learned) -> float:
+            """Tokens per ms on part "tune" of the policy as it decodes, beside its partner."""
+            policy = decoding.with_weights(learned)
+            if partner is not None:
+                pair = (partner, policy) if policy.kind == SIZE else (policy, partner)
+                policy = ltd.combine(*pair)
+            source = self.replayed
+            replayed = replay(self.tune, policy, source.costs, policy_ms=source.policy_ms)
+            return 1 / replayed.ms_per_tok
+
+        judge = speed if self.config.select else None
+        run = dataclasses.replace(run, trained_for=self.facts | run.trained_for)
         decoding.with_weights(train_policy(learner, task, ppo, run, judge))
-        # 3. the policy as it decodes
-        chose(decoding, "weights", "train", f"recipe {config.name!r}, chosen before")
-        if config.select:
+        recipe = f"recipe {self.config.name!r}, chosen before"
+        chose(decoding, "weights", "train", recipe)
+        if self.config.select:
             chose(decoding, "checkpoint", "tune")
         decoding.save(Path(run.out_dir) / "policy")
         return decoding
-
-    def _judge(self, decoding: Learned, partner: Learned | None):
-        """Tokens per ms on part "tune" of the policy as it decodes, beside its partner."""
-        tune = self.trace.select(part="tune")
-
-        def speed(learned: Learned) -> float:
-            policy = decoding.with_weights(learned)
-            if partner is not None and policy.kind == SIZE:
-                policy = ltd.combine(partner, policy)
-            elif partner is not None:
-                policy = ltd.combine(policy, partner)
-            return 1 / replay(tune, policy, self.costs, policy_ms=self.policy_ms).ms_per_tok
-
-        return speed
 
 
 @runs.with_settings(RunOptions, without=("trained_for", "start_from"))
@@ -124,15 +112,16 @@ def train_resps(
     config = named(config, resps.CONFIGS, "Re-SpS")
     features_size = 0 if trace.features is None else int(trace.features.shape[1])
     learner = config.policy(features_size, training=True)
-    course = _Course(config, trace, costs, policy_ms, source, config.ppo.total_steps, options)
-    task = {
-        "reward": reward_of(config, course.replayed, [[tree] for tree in learner.trees]),
-        "episode": "interval" if config.terminal else "turn",
-        "credit": interval_credit(config, learner.interval),
-        "reseed_each_turn": config.reseed_each_turn,
-    }
-    decoding = config.policy(features_size)
-    return course.learn(learner, decoding, config.ppo, task, {"out_dir": out_dir})
+    course = _Course(config, trace, costs, policy_ms, config.ppo.total_steps)
+    task = Task(
+        source or course.replayed,
+        reward_of(config, course.replayed, [[tree] for tree in learner.trees]),
+        episode="interval" if config.terminal else "turn",
+        credit=interval_credit(config, learner.interval),
+        reseed_each_turn=config.reseed_each_turn,
+    )
+    run = RunOptions(out_dir, **options)
+    return course.learn(learner, config.policy(features_size), config.ppo, task, run)
 
 
 def interval_credit(config: resps.RespsConfig, interval: int) -> Credit:
@@ -176,7 +165,7 @@ def train_ltd(
     config = named(config, ltd.LAPTOP, "LTD")
     assert config.rounds, "a round at least"
     decisions = sum(getattr(config, part.learner).ppo.total_steps for part in config.rounds)
-    course = _Course(config, trace, costs, policy_ms, source, decisions, options)
+    course = _Course(config, trace, costs, policy_ms, decisions)
     latest: dict[str, Learned] = {}
     folders: dict[str, Path] = {}
     policies: dict[str, Policy] = {}
@@ -193,10 +182,11 @@ def train_ltd(
         at_random = partner is None and kind == "size" and config.random_depth
         constants = _constants(learner, partner is not None, at_random)
         others = partial(ltd.RandomDepth, learner) if at_random else partner
-        task = {"others": others, "reward": reward_of(config, course.replayed, constants)}
+        reward = reward_of(config, course.replayed, constants)
+        task = Task(source or course.replayed, reward, others=others)
         # 2. PPO, from the weights of its last round
         facts = {"round": round_.name, "frozen": round_.frozen}
-        run = {"out_dir": folder, "start_from": folders.get(kind), "trained_for": facts}
+        run = RunOptions(folder, **options, start_from=folders.get(kind), trained_for=facts)
         latest[kind] = course.learn(learner, part.policy(), part.ppo, task, run, partner)
         # 3. the policies after this round
         folders[kind] = folder
@@ -220,14 +210,9 @@ def _constants(learner: Learned, beside=False, at_random=False) -> list[list[Tre
         depths = [learner.plan.depth]
     constants = []
     for size in sizes:
-        trees = []
-        for depth in depths:
-            total = 1 + min(size, pool_size(depth, limits.top_k, limits.beam))
-            trees.append(TreeConfig(total, depth, limits.top_k, beam=limits.beam))
-        if at_random:
-            constants.append(trees)
-        else:
-            constants.extend([tree] for tree in trees)
+        trees = [tree_of(size, depth, limits.top_k, limits.beam) for depth in depths]
+        # at random depths an answer has all of them
+        constants.extend([trees] if at_random else [[tree] for tree in trees])
     return constants
 
 
@@ -242,9 +227,9 @@ def reward_of(config, source: ReplaySource, constants: list[list[TreeConfig]]) -
     if kind != "lagrangian":
         return Reward(kind, mean, laps, unit_ms)
     # 1. kept tokens and milliseconds of a cycle of every tree; one grid for each shape
-    shapes: dict[tuple, dict[TreeConfig, None]] = {}
-    for tree in itertools.chain.from_iterable(constants):
-        shapes.setdefault((tree.depth, tree.top_k, tree.beam), {})[tree] = None
+    shapes: dict[tuple, list[TreeConfig]] = {}
+    for tree in dict.fromkeys(itertools.chain.from_iterable(constants)):
+        shapes.setdefault((tree.depth, tree.top_k, tree.beam), []).append(tree)
     per_cycle: dict[TreeConfig, np.ndarray] = {}
     for (depth, top_k, beam), trees in shapes.items():
         totals = [tree.total_tokens for tree in trees]
@@ -252,10 +237,8 @@ def reward_of(config, source: ReplaySource, constants: list[list[TreeConfig]]) -
         sums = table[["new_tok", "time_ms"]].to_numpy() / table[["cycles"]].to_numpy()
         per_cycle.update(zip(trees, sums, strict=True))
     # 2. the best mean of a constant's trees
-    rate = 0.0
-    for row in constants:
-        tokens, ms = sum(per_cycle[tree] for tree in row)
-        rate = max(rate, float(tokens / ms) * unit_ms)
+    sums = [sum(per_cycle[tree] for tree in trees) for trees in constants]
+    rate = max(float(tokens / ms) * unit_ms for tokens, ms in sums)
     return Reward(kind, mean, laps, unit_ms, rate)
 
 
@@ -275,69 +258,29 @@ def train_system(
 ):
     """Train "resps", "ltd", "radar" or "ours" on a recording; policies are written to out_dir.
 
-    steps: decisions, passes (radar) or steps (ours) in place of the preset's. paper: LTD's
-    decisions as in the paper. resume: False starts over. variant: of Re-SpS (`resps.VARIANTS`).
-    changes: of the config, as in `changed`.
+    steps: the length (`LENGTHS`) in place of the preset's. paper: LTD's decisions as in the paper.
+    resume: False starts over. variant: of Re-SpS (`resps.VARIANTS`). changes: of the config, as in
+    `changed`. Several trainings at once are tasks of `specdec.parallel.parallel`.
     """
-    check_name("system", system, SYSTEMS)
+    # 1. the config, with this length and changed
+    lengths = LENGTHS[check_name("system", system, SYSTEMS)]
+    changes = {**dict.fromkeys(lengths if steps else (), steps), **(changes or {})}
+    configs = {
+        "resps": named(variant, resps.VARIANTS, "Re-SpS's variants"),
+        "ltd": ltd.CONFIGS if paper else ltd.LAPTOP,
+        "radar": radar.controller.CONFIGS,
+        "ours": {preset: value.ValueConfig()},
+    }
+    config = changed(named(preset, configs[system], system), changes)
+    # 2. the training; ours takes a minute and cannot be resumed
+    if system == "ours":
+        return value.train_recording(trace, costs, config, seed=seed, out_dir=out_dir)
     options = {"seed": seed, "out_dir": out_dir, "resume": resume}
-    # 1. the system's function, its configs, and the fields with its training length
-    if system == "resps":
-        train, length = train_resps, ("ppo.total_steps",)
-        configs = named(variant, resps.VARIANTS, "Re-SpS's variants")
-    elif system == "ltd":
-        train, length = train_ltd, ("depth.ppo.total_steps", "size.ppo.total_steps")
-        configs = ltd.CONFIGS if paper else ltd.LAPTOP
-    elif system == "radar":
-        train, length, configs = radar.train_radar, ("epochs",), radar.controller.CONFIGS
-    else:
-        train, length, configs = value.train_recording, ("steps",), {preset: value.ValueConfig()}
-        options.pop("resume")  # it takes seconds
-    # 2. the config, with this length, changed, and restricted to what was recorded
-    lengths = dict.fromkeys(length, steps) if steps else {}
-    config = changed(named(preset, configs, system), {**lengths, **(changes or {})})
     if system == "resps":
         config = recorded_grid(config, trace)
+        return train_resps(trace, costs, config, **options)
+    train = train_ltd if system == "ltd" else radar.train_radar
     return train(trace, costs, config, **options)
-
-
-def train_sweep(
-    systems: Sequence[str],
-    trace: Trace,
-    costs: CostModel,
-    seeds: Sequence[int] = (0,),
-    *,
-    out_dir: Path,
-    on: str | None = None,
-    jobs: int | None = None,
-    **settings,
-) -> pd.DataFrame:
-    """Train every system with every seed: a row of system, seed, folder and seconds each.
-
-    Existing results stay. Settings are those of `train_system` and `parallel`.
-    """
-    parts = trace.turns[["prompt", "turn", "part"]].to_numpy().tolist()
-    rows = []
-    tasks = []
-    for system, seed in itertools.product(systems, seeds):
-        folder = Path(out_dir) / f"{system}-{seed}"
-        facts = {"system": system, "seed": seed, "costs": costs, **settings}
-        key = runs.content_key(**facts, trace=trace.header.get("key"), turns=parts)
-        rows.append({"system": system, "seed": seed, "folder": str(folder)})
-        if runs.found(folder / "trained.json").get("key") != key:
-            tasks.append(partial(_train, system, trace, costs, folder, key, seed=seed, **settings))
-    parallel(tasks, on, jobs, desc="trainings")
-    for row in rows:
-        row["seconds"] = runs.read_json(Path(row["folder"]) / "trained.json")["seconds"]
-    return pd.DataFrame(rows)
-
-
-def _train(system: str, trace, costs, folder: Path, key: str, **options) -> None:
-    """One training of `train_sweep`; one that was killed continues from its checkpoint."""
-    began = time.perf_counter()
-    train_system(system, trace, costs, out_dir=folder, **options)
-    seconds = time.perf_counter() - began
-    runs.write_json(folder / "trained.json", {"key": key, "seconds": seconds})
 
 
 def recorded_grid(config: resps.RespsConfig, trace: Trace) -> resps.RespsConfig:

@@ -36,15 +36,14 @@ class Reward:
 
     kind: "ratio" (kept_tok / time: the papers' E[L / T]), "lagrangian" (kept_tok - rate * time:
     maximises E[L] / E[T] when rate is the throughput reached), "accepted" (kept_tok) or "time"
-    (-time). mean: average the cycles' own rewards (Re-SpS Eq. 5). laps: the parts of a cycle that
-    count as time. unit_ms: the unit of time. rate: tokens per unit, for "lagrangian".
+    (-time).
     """
 
     kind: str = "ratio"
-    mean: bool = False
-    laps: tuple[str, ...] = LAPS
-    unit_ms: float = 10.0
-    rate: float = 0.0
+    mean: bool = False  # average the cycles' own rewards (Re-SpS Eq. 5)
+    laps: tuple[str, ...] = LAPS  # the parts of a cycle that count as time
+    unit_ms: float = 10.0  # of time
+    rate: float = 0.0  # tokens per unit, for "lagrangian"
 
     def __post_init__(self):
         check_fields(self, unit_ms=(1e-9, math.inf))
@@ -60,11 +59,9 @@ class Reward:
         if self.kind == "accepted":
             return float(tokens)
         time = sum(getattr(row, lap) for row in rows for lap in self.laps) / self.unit_ms
-        if self.kind == "time":
-            return -time
-        if self.kind == "lagrangian":
-            return tokens - self.rate * time
-        return tokens / max(time, 1e-9)
+        if self.kind == "ratio":
+            return tokens / max(time, 1e-9)
+        return -time if self.kind == "time" else tokens - self.rate * time
 
 
 class ReplaySource:

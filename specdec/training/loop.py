@@ -7,6 +7,7 @@ depend only on its number. Then weights, optimiser state and the number are the 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -38,13 +39,12 @@ def rate_factor(
     Linear warm-up, then constant, then linear to zero over the last DECAY_FRAC of the run (constant
     while its end is unknown). linear_end: linear from the warm-up to zero at that step (EAGLE).
     """
-    factor = min(1.0, (step + 1) / max(1, warmup_steps))
+    ahead = 1.0
     if linear_end is not None:
-        ahead = (linear_end - step) / max(1, linear_end - warmup_steps)
-        return factor * max(0.0, min(1.0, ahead))
-    if last_step is None:
-        return factor
-    return factor * min(1.0, (last_step - step) / max(1.0, DECAY_FRAC * last_step))
+        ahead = max(0.0, (linear_end - step) / max(1, linear_end - warmup_steps))
+    elif last_step is not None:
+        ahead = (last_step - step) / max(1.0, DECAY_FRAC * last_step)
+    return min(1.0, (step + 1) / max(1, warmup_steps)) * min(1.0, ahead)
 
 
 class Best:
@@ -77,13 +77,10 @@ class Best:
         return network
 
     def state_dict(self) -> dict[str, Tensor]:
-        state = {
-            "score": torch.tensor(self.score, dtype=torch.float64),
-            "step": torch.tensor(self.step),
-            "misses": torch.tensor(self.misses),
-        }
-        for name, value in self.weights.items():
-            state[f"network.{name}"] = value
+        state = {f"network.{name}": value for name, value in self.weights.items()}
+        state["score"] = torch.tensor(self.score, dtype=torch.float64)
+        state["step"] = torch.tensor(self.step)
+        state["misses"] = torch.tensor(self.misses)
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -175,7 +172,9 @@ class TrainingRun:
                     share = 1.0
                     if factor is not None:
                         share = factor(self.step, self.plan["last_step"])
-                        self._set_rates(share)
+                        groups = [optimizer.param_groups for optimizer in self.optimizers]
+                        for group in itertools.chain.from_iterable(groups):
+                            group["lr"] = share * group["peak"]
                     # 2. the step
                     row = step(self.step, share)
                     if row is not None:
@@ -194,11 +193,6 @@ class TrainingRun:
                     self.save()
                 raise
         self.save()
-
-    def _set_rates(self, share: float) -> None:
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = share * group["peak"]
 
     def add(self, row: dict) -> None:
         """Add a row to the curve, with elapsed_s. Steps that make several rows call it."""
@@ -257,11 +251,8 @@ def read_checkpoint(path: Path) -> tuple[dict, dict]:
 
 def below(tensors: dict, prefix: str) -> dict:
     """The entries whose names begin with `prefix`, without it."""
-    entries = {}
-    for name, value in tensors.items():
-        if name.startswith(prefix):
-            entries[name.removeprefix(prefix)] = value
-    return entries
+    names = [name for name in tensors if name.startswith(prefix)]
+    return {name.removeprefix(prefix): tensors[name] for name in names}
 
 
 def restore(tensors: dict, parts: dict, optimizers=()) -> None:

@@ -42,8 +42,7 @@ DECIDED = {
     SIZE: ("verify_nodes",),
 }
 
-# (observation, the cycles that count, whether the episode ends) of each transition of a decision;
-# see `EnvRunner` for the arguments.
+# The transitions (observation, cycles, whether the episode ends) of a decision; see `EnvRunner`.
 Credit = Callable[..., list[tuple[np.ndarray, list[Cycle], bool]]]
 
 
@@ -97,7 +96,7 @@ def train_policy(
     assert isinstance(task.source, ReplaySource) or options.envs == 1, "one live text at a time"
     seed = options.seed
     make_env = functools.partial(new_env, learner, task)
-    model = build_ppo(lambda: make_env(seed), ppo, options.envs, seed)
+    model = build_ppo(make_env, ppo, options.envs, seed)
     state = State(learner.observation_size)
     best = loop.Best()
     segment_steps = ppo.n_steps * max(1, round(options.segment_steps / ppo.n_steps))
@@ -106,7 +105,7 @@ def train_policy(
     run = loop.TrainingRun(options.out_dir, settings, options.resume, "curve")
     # 2. they begin fresh, with those of another run, or where this one stopped
     optimizers = [model.policy.optimizer]
-    if options.start_from is not None and not run.checkpoint.is_file():
+    if options.start_from is not None:
         tensors = loop.read_checkpoint(Path(options.start_from) / "checkpoint.safetensors")[1]
         parts = {"policy": model.policy, "state.observations": state.observations}
         loop.restore(tensors, parts, optimizers)
@@ -135,9 +134,8 @@ def train_policy(
     facts = {"seed": seed, "steps": ppo.total_steps, "ppo": dataclasses.asdict(ppo)}
     learner.trained_for = {**facts, **options.trained_for}
     if not run.finished:
-        results = count_answers(learner, make_env, ppo.total_steps, seed)
-        results |= {"steps": ppo.total_steps, "elapsed_s": run.elapsed_s}
-        run.finish(**results, best_score=None if judge is None else best.score)
+        answers = count_answers(learner, make_env, ppo.total_steps, seed)
+        run.finish(**answers, steps=ppo.total_steps, elapsed_s=run.elapsed_s)
     results = run.plan["results"]
     answer = f"this {type(learner).__name__} gave the answer {tuple(results['most_common'])}"
     loop.warn_of_a_constant(answer, results["most_common_frac"])
@@ -151,11 +149,13 @@ def iteration(model, rollouts: Rollouts, state: State, config: PPOConfig, steps:
     # 1. act
     if config.normalise_observations:
         rollouts.scale = state.observations.scale()
-    if reward.kind == "lagrangian":
-        reward = dataclasses.replace(reward, rate=state.rate(reward.rate))
+    tokens, spent = state.rate_sums.tolist()
+    if reward.kind == "lagrangian" and spent:
+        # a constant reaches the reward's own rate
+        reward = dataclasses.replace(reward, rate=max(reward.rate, tokens / spent))
     row = rollouts.fill(model.policy, buffer, reward)
-    row["rate"] = reward.rate
-    state.note_rate(row["new_tok"], row["time"])
+    latest = torch.tensor([row["new_tok"], row["time"]], dtype=torch.float64)
+    state.rate_sums = RATE_MEMORY * state.rate_sums + latest
     # 2. advantages: A_t = sum over l of (gamma * lambda)^l delta_(t+l), where
     # delta_t = r_t + gamma * V(s_(t+1)) - V(s_t); returns R_t = A_t + V(s_t)
     if config.normalise_reward:
@@ -174,11 +174,8 @@ def iteration(model, rollouts: Rollouts, state: State, config: PPOConfig, steps:
     model._current_progress_remaining = 1.0 - middle / config.total_steps
     with torch.inference_mode(False), torch.enable_grad():  # a live pair runs without gradients
         model.train()
-    row = {"steps": reached, **row}
-    row["tok_per_ms"] = row["new_tok"] / row["total_ms"]
-    for name in ("learning_rate", "value_loss"):
-        row[name] = float(model.logger.name_to_value[f"train/{name}"])
-    return {**row, "score": math.nan}
+    speed = row["new_tok"] / row["total_ms"]
+    return {"steps": reached, **row, "rate": reward.rate, "tok_per_ms": speed, "score": math.nan}
 
 
 class Rollouts:
@@ -211,30 +208,38 @@ class Rollouts:
         for column, runner in enumerate(self.runners):
             runner.filled = 0
             self._take(runner, column, buffer, reward)
-        filled = 0
         idle = 0
         while active := [n for n, r in enumerate(self.runners) if r.filled < buffer.buffer_size]:
             observations = np.stack([self.runners[column].observation for column in active])
             logits = action_logits(policy, self.scaled(observations))
+            idle += 1
             for column, row in zip(active, logits, strict=True):
                 runner = self.runners[column]
                 finished += runner.step(runner.draw(row))
-                self._take(runner, column, buffer, reward)
-            before = filled
-            filled = sum(runner.filled for runner in self.runners)
-            idle = 0 if filled > before else idle + 1
+                if self._take(runner, column, buffer, reward):
+                    idle = 0
             if idle > PATIENCE:
                 why = "too few transitions to learn from: turns end before their first interval"
                 raise SpecdecError(f"{why}; shorten the interval or use longer turns.")
         buffer.pos = buffer.buffer_size
         buffer.full = True
-        # 2. what the networks say of them
-        entropy = self._evaluate(policy, buffer)
+        # 2. values and log-probabilities, in one forward
+        shape = buffer.values.shape
+        observations = torch.from_numpy(buffer.observations.reshape(-1, *buffer.obs_shape))
+        actions = torch.from_numpy(buffer.actions.reshape(-1))
+        following = [runner.following for runner in self.runners]
+        policy.set_training_mode(False)
+        with torch.no_grad():
+            values, log_probs, entropy = policy.evaluate_actions(observations, actions)
+            last_values = policy.predict_values(torch.from_numpy(self.scaled(np.stack(following))))
+        buffer.values[:] = values.numpy().reshape(shape)
+        buffer.log_probs[:] = log_probs.numpy().reshape(shape)
+        self.following = (last_values, np.array([runner.starts for runner in self.runners]))
         # 3. sums for the curve
         spent = sum(getattr(row, lap) for row in finished for lap in reward.laps)
         return {
             "reward": float(buffer.rewards.mean()),
-            "entropy": entropy,
+            "entropy": float(entropy.mean()),
             "new_tok": sum(row.kept_tok for row in finished),
             "total_ms": sum(row.total_ms for row in finished),
             "time": spent / reward.unit_ms,
@@ -245,15 +250,16 @@ class Rollouts:
             return observations
         return (observations - self.scale[0]) / self.scale[1]
 
-    def _take(self, runner: EnvRunner, column: int, buffer, reward: Reward) -> None:
-        """Move pending transitions into the runner's column, as far as there is room."""
+    def _take(self, runner: EnvRunner, column: int, buffer, reward: Reward) -> bool:
+        """Move pending transitions into the runner's column, if there is room; whether any."""
+        before = runner.filled
         while runner.pending:
             if runner.pending[0] is None:  # a turn ended
                 runner.pending.popleft()
                 runner.starts = True
                 continue
             if runner.filled == buffer.buffer_size:
-                return
+                break
             action, observation, rows, done = runner.pending.popleft()
             place = (runner.filled, column)
             buffer.observations[place] = self.scaled(observation)
@@ -262,22 +268,7 @@ class Rollouts:
             buffer.episode_starts[place] = runner.starts
             runner.filled += 1
             runner.starts = done
-
-    def _evaluate(self, policy, buffer) -> float:
-        """Values and log-probabilities of the buffer in one forward; returns the mean entropy."""
-        observations = torch.from_numpy(buffer.observations.reshape(-1, *buffer.obs_shape))
-        actions = torch.from_numpy(buffer.actions.reshape(-1))
-        following = []
-        for runner in self.runners:
-            following.append(runner.pending[0][1] if runner.pending else runner.observation)
-        policy.set_training_mode(False)
-        with torch.no_grad():
-            values, log_probs, entropy = policy.evaluate_actions(observations, actions)
-            last_values = policy.predict_values(torch.from_numpy(self.scaled(np.stack(following))))
-        buffer.values[:] = values.numpy().reshape(buffer.values.shape)
-        buffer.log_probs[:] = log_probs.numpy().reshape(buffer.log_probs.shape)
-        self.following = (last_values, np.array([runner.starts for runner in self.runners]))
-        return float(entropy.mean())
+        return runner.filled > before
 
 
 class EnvRunner:
@@ -303,6 +294,11 @@ class EnvRunner:
         self.rows: list[Cycle] = []  # finished by the latest decision, of its turn
         self._before: list[Cycle] = []
         self._first = True
+
+    @property
+    def following(self) -> np.ndarray:
+        """The observation after the buffer's last row."""
+        return self.pending[0][1] if self.pending else self.observation
 
     def draw(self, logits: np.ndarray) -> int:
         """An action from softmax(logits), by the Gumbel trick."""
@@ -357,19 +353,18 @@ def build_ppo(make_env, config: PPOConfig, envs: int, seed: int):
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.logger import Logger
 
-    names = "batch_size n_epochs clip_range gamma gae_lambda ent_coef vf_coef"
-    settings = {name: getattr(config, name) for name in names.split()}
+    names = "batch_size n_epochs clip_range gamma gae_lambda ent_coef vf_coef".split()
+    settings = {name: getattr(config, name) for name in names}
     activation = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}[config.activation]
-    network = {"net_arch": {"pi": list(config.pi), "vf": list(config.vf)}}
-    network["activation_fn"] = activation
+    widths = {"pi": list(config.pi), "vf": list(config.vf)}
     with loop.generators(0):  # leaves the caller's random numbers alone
         model = PPO(
             "MlpPolicy",
-            make_vec_env(make_env, envs),
+            make_vec_env(lambda: make_env(seed), envs),
             learning_rate=lambda remaining: learning_rate(config, 1 - remaining),
             n_steps=config.n_steps // envs,
             max_grad_norm=MAX_GRAD_NORM,
-            policy_kwargs=network,
+            policy_kwargs={"net_arch": widths, "activation_fn": activation},
             seed=seed,
             device="cpu",
             **settings,
@@ -450,15 +445,6 @@ class State(torch.nn.Module):
         self.rewards = RunningMoments(1)
         self.register_buffer("rate_sums", torch.zeros(2, dtype=torch.float64))
 
-    def rate(self, least: float) -> float:
-        """Recent tokens per unit of time, but at least `least`, which a constant reaches."""
-        tokens, spent = self.rate_sums.tolist()
-        return max(least, tokens / spent) if spent else least
-
-    def note_rate(self, tokens: float, spent: float) -> None:
-        latest = torch.tensor([tokens, spent], dtype=torch.float64)
-        self.rate_sums = RATE_MEMORY * self.rate_sums + latest
-
 
 def count_answers(learner: Learned, make_env, total_steps: int, seed: int) -> dict:
     """How often the trained policy gives its commonest answer on the training text."""
@@ -489,11 +475,11 @@ def _hash_of(network: Network) -> str:
 
 def _settings(learner: Learned, task: Task, options: RunOptions) -> dict:
     """What the weights depend on beside PPO's settings."""
-    settings = {name: getattr(options, name) for name in "seed envs segment_steps".split()}
-    settings["trained_for"] = options.trained_for
+    names = ("seed", "envs", "segment_steps", "trained_for")
+    settings = {name: getattr(options, name) for name in names}
     settings["learner"] = [type(learner).__name__, learner.settings()]
     settings["task"] = {name: _described(part) for name, part in vars(task).items()}
-    settings["start_from"] = None
+    # later rounds begin with the weights of an earlier one
     if options.start_from is not None:
         plan = runs.read_json(Path(options.start_from) / "plan.json")
         settings["start_from"] = plan["results"]["weights"]

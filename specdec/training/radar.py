@@ -46,17 +46,15 @@ DROPOUT = 0.1
 class RadarData:
     """Q positions: the controller's input after each draft call, and how much is then accepted.
 
-    scores float32 [Q, 8, 10]: s_1..s_8, each descending cumulative log-probabilities.
-    distributions float32 [Q, 8, 9]: (a, j) is P(j draft tokens are accepted | a expansions);
-    rounding errors of half precision are corrected. prompts int32 [Q]: each row's prompt, for
-    splits. context_tok int32 [Q]: committed tokens before the root. header: the rows' source.
+    distributions: (a, j) is P(j draft tokens are accepted | a expansions); rounding errors of half
+    precision are corrected.
     """
 
-    scores: np.ndarray
-    distributions: np.ndarray
-    prompts: np.ndarray
-    context_tok: np.ndarray
-    header: dict = field(default_factory=dict)
+    scores: np.ndarray  # float32 [Q, 8, 10]: s_1..s_8, cumulative log-probabilities, descending
+    distributions: np.ndarray  # float32 [Q, 8, 9]
+    prompts: np.ndarray  # int32 [Q]: each row's prompt, for splits
+    context_tok: np.ndarray  # int32 [Q]: committed tokens before the root
+    header: dict = field(default_factory=dict)  # the rows' source
 
     def __post_init__(self):
         self.scores = np.ascontiguousarray(self.scores, dtype=np.float32)
@@ -75,12 +73,6 @@ class RadarData:
     def expected(self) -> np.ndarray:
         """float32 [Q, 8]: the expected number of accepted draft tokens, without the bonus token."""
         return self.distributions @ np.arange(LENGTHS, dtype=np.float32)
-
-    @property
-    def key(self) -> str:
-        """A hash of every number: two data sets with the same key are equal."""
-        arrays = (self.scores, self.distributions, self.prompts, self.context_tok)
-        return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 
     def split(self, by: str = "prompt", seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Row numbers for training and held out (HELD_OUT_FRAC of the prompts or cycles).
@@ -142,25 +134,23 @@ def from_trace(trace: Trace, *, exact=None, flat_nodes=None, tree: TreeConfig = 
     else:
         rows = np.asarray(recorded[0])
         distributions = recorded[1].copy()
-        if not flat_nodes:  # the root's ten children, derived from the deeper trees
-            inside = 1 - distributions[:, 1:, 0].min(-1)
+        if not flat_nodes:
+            # the root's ten children, derived from the deeper trees
+            outside = distributions[:, 1:, 0].min(-1)
             distributions[:, 0] = 0
-            distributions[:, 0, 0] = 1 - inside
-            distributions[:, 0, 1] = inside
+            distributions[:, 0, :2] = np.stack((outside, 1 - outside), axis=1)
     # 2. the scores of each level
-    scores = trace.column("scores", *shape)
+    scores = trace.column("scores", *shape)[rows]
     ends = [pool_size(n, *shape) for n in range(STOPS)]
-    states = []
-    for start, end in zip([0, *ends], ends, strict=False):
-        states.append(controller.best_scores(scores[rows, start:end], tree=tree))
+    levels = np.split(scores[:, : ends[-1]], ends[:-1], axis=1)
+    states = np.stack([controller.best_scores(level, tree=tree) for level in levels], axis=1)
     # 3. where they come from
     prompt = trace.turns.groupby(["suite", "prompt"], sort=False).ngroup().to_numpy()
     prompts = np.repeat(prompt, trace.turns["positions"].to_numpy())[rows]
     names = ("key", "pair", "pair_key", "dtype", "temperature", "seed")
     header = {name: trace.header.get(name) for name in names}
     header |= {"flat_nodes": flat_nodes, "exact": recorded is not None}
-    context_tok = trace.context_tok[rows]
-    return RadarData(np.stack(states, axis=1), distributions, prompts, context_tok, header)
+    return RadarData(states, distributions, prompts, trace.context_tok[rows], header)
 
 
 def distributions_of(trace: Trace, exact: bool | None = None, tree: TreeConfig = TREE):
@@ -226,6 +216,11 @@ def stop_log_probs(logits: Tensor) -> Tensor:
     return continued + nn.functional.pad(log_probs[..., STOP], (0, 1))
 
 
+def discounted(steps: Tensor, gamma: float) -> Tensor:
+    """1 + gamma + ... + gamma ** (steps - 1)."""
+    return steps if gamma == 1 else (1 - gamma**steps) / (1 - gamma)
+
+
 def returns_to_go(stops: Tensor, final: Tensor, alpha: float, gamma: float) -> Tensor:
     """G [B, 7] of Eq. 7: discounted reward from decision j on, zero after the stop.
 
@@ -233,8 +228,8 @@ def returns_to_go(stops: Tensor, final: Tensor, alpha: float, gamma: float) -> T
     """
     to_go = stops[:, None] - torch.arange(DECISIONS)
     ahead = to_go.clamp(min=0).to(final.dtype)
-    penalties = ahead if gamma == 1 else (1 - gamma**ahead) / (1 - gamma)
-    return torch.where(to_go >= 0, gamma**ahead * final[:, None] - alpha * penalties, 0.0)
+    returns = gamma**ahead * final[:, None] - alpha * discounted(ahead, gamma)
+    return torch.where(to_go >= 0, returns, 0.0)
 
 
 class Rows(NamedTuple):
@@ -272,8 +267,7 @@ def loss_of(config: RadarConfig, logits: Tensor, batch: Rows, rate: float, step_
     if config.gradient != "sampled":
         a = torch.arange(STOPS, dtype=logits.dtype)
         final = final_rewards(batch.expected, batch.latency_ms)
-        penalties = a if config.gamma == 1 else (1 - config.gamma**a) / (1 - config.gamma)
-        returns = config.gamma**a * final - config.alpha * penalties
+        returns = config.gamma**a * final - config.alpha * discounted(a, config.gamma)
         if config.gradient == "advantage":
             return advantage_loss(logits, returns)
         return -(stop_log_probs(logits).exp() * returns).sum(1).mean()
@@ -324,27 +318,24 @@ def throughput(probs: Tensor, batch: Rows) -> float:
     return float(new_tok.sum() / (probs * batch.latency_ms.double()).sum(1).sum())
 
 
-def constant_stop(batch: Rows) -> int:
-    """The constant number of expansions with the highest throughput."""
-    rates = (batch.expected.double() + 1).sum(0) / batch.latency_ms.double().sum(0)
-    return int(rates.argmax())
+def rate_reached(network: nn.Module, batch: Rows, greedy: bool) -> float:
+    """The throughput of the network's decisions."""
+    return throughput(stop_probs(network, batch, greedy), batch)
 
 
-def constant_rate(stop: int, batch: Rows) -> float:
-    """The throughput of always stopping there."""
-    stops = torch.full((len(batch.scores),), stop)
-    return throughput(nn.functional.one_hot(stops, STOPS), batch)
+def constant_rates(batch: Rows) -> Tensor:
+    """Float64 [8]: the throughput of always stopping after a expansions."""
+    return (batch.expected.double() + 1).sum(0) / batch.latency_ms.double().sum(0)
 
 
 def clairvoyant_rate(batch: Rows) -> float:
     """The best throughput given every row's expected lengths: Dinkelbach's iteration."""
-    rate = constant_rate(constant_stop(batch), batch)
-    for _ in range(50):
+    rate = 0.0
+    faster = float(constant_rates(batch).max())
+    while faster > rate * (1 + 1e-12):
+        rate = faster
         best = (batch.expected.double() + 1 - rate * batch.latency_ms.double()).argmax(1)
-        new = throughput(nn.functional.one_hot(best, STOPS), batch)
-        if new <= rate * (1 + 1e-12):
-            break
-        rate = new
+        faster = throughput(nn.functional.one_hot(best, STOPS), batch)
     return rate
 
 
@@ -374,7 +365,7 @@ def train_radar(
     further facts to store in the policy. The same call continues a stopped run exactly.
     """
     config = named(config, controller.CONFIGS, "RADAR")
-    facts = dict(trained_for or {})
+    facts = trained_for or {}
     # 1. rows and their times
     if isinstance(data, Trace):
         facts = {"pair": data.header["pair"], "costs": getattr(costs, "name", None), **facts}
@@ -387,8 +378,10 @@ def train_radar(
         why = "latency_ms must be above 0 and grow with every expansion"
         raise SpecdecError(f"{why}; look at the cost model.")
     # 2. epochs
-    settings = {"training": config, "seed": seed, "data": data.key, "steps": config.epochs}
-    settings["latency"] = hashlib.sha256(latency.tobytes()).hexdigest()
+    arrays = (data.scores, data.distributions, data.prompts, data.context_tok, latency)
+    content = b"".join(array.tobytes() for array in arrays)
+    settings = {"training": config, "seed": seed, "steps": config.epochs}
+    settings["data"] = hashlib.sha256(content).hexdigest()
     run = TrainingRun(Path(out_dir), settings, resume)
     learned, held = data.split(config.split_by)
     rows = rows_of(data, latency)
@@ -430,8 +423,9 @@ class _Trainer:
         self.optimizer.param_groups[0]["peak"] = config.learning_rate
         # T_d + T_p: the average cost of one more expansion and question
         self.step_ms = float((train.latency_ms[:, 6] - train.latency_ms[:, 0]).mean() / 6)
-        self.constant = constant_stop(train)
-        self.constant_rate = constant_rate(self.constant, train)
+        rates = constant_rates(train)
+        self.constant = int(rates.argmax())
+        self.constant_rate = float(rates.max())
 
     def rate_factor(self, epoch: int, last_epoch: int) -> float:
         """The learning rate as a fraction of the first: cosine down to LAST_RATE."""
@@ -444,8 +438,7 @@ class _Trainer:
         # 1. the value of time: tokens per ms that a constant can reach, or the policy has
         rate = self.constant_rate
         if config.objective == "lagrangian":
-            reached = stop_probs(self.network, self.train, greedy=True)
-            rate = max(rate, throughput(reached, self.train))
+            rate = max(rate, rate_reached(self.network, self.train, greedy=True))
         # 2. steps
         losses = []
         with seeded(self.seed, number):
@@ -453,31 +446,31 @@ class _Trainer:
                 batch = self.train.at(rows)
                 loss = loss_of(config, self.network(batch.scores), batch, rate, self.step_ms)
                 losses.append(descend(self.optimizer, loss, CLIP))
-            row = {"loss": float(np.mean(losses)), "rate_per_ms": rate, **self._held_out_row(rate)}
+            held_out_loss = self._held_out_loss(rate)
         # 3. the best epoch is kept
-        score = row["tok_per_ms" if config.temperature is None else "tok_per_ms_drawn"]
-        if config.select_by == "surrogate":
-            score = -row["held_out_loss"]
+        score = -held_out_loss
+        if config.select_by == "throughput":
+            score = rate_reached(self.network, self.held_out, config.temperature is None)
         self.best.consider(self.network.state_dict(), score, number)
-        return row
+        likelier = stop_probs(self.network, self.held_out, greedy=True)
+        return {
+            "loss": float(np.mean(losses)),
+            "rate_per_ms": rate,
+            "held_out_loss": held_out_loss,
+            "tok_per_ms": throughput(likelier, self.held_out),
+            "draft_calls": float((likelier @ torch.arange(1.0, STOPS + 1)).mean()),
+        }
 
-    def _held_out_row(self, rate: float) -> dict:
-        held = self.held_out
+    @torch.no_grad()
+    def _held_out_loss(self, rate: float) -> float:
         self.network.eval()
         loss = 0.0
-        count = len(held.scores)
+        count = len(self.held_out.scores)
         for rows in torch.arange(count).split(4096):
-            part = held.at(rows)
-            with torch.no_grad():
-                logits = self.network(part.scores)
+            part = self.held_out.at(rows)
+            logits = self.network(part.scores)
             loss += loss_of(self.config, logits, part, rate, self.step_ms).item() * len(rows)
-        likelier = stop_probs(self.network, held, greedy=True)
-        return {
-            "held_out_loss": loss / count,
-            "tok_per_ms": throughput(likelier, held),
-            "draft_calls": float((likelier @ torch.arange(1.0, STOPS + 1)).mean()),
-            "tok_per_ms_drawn": throughput(stop_probs(self.network, held, greedy=False), held),
-        }
+        return loss / count
 
     def judge(self) -> dict:
         """The kept epoch on held-out rows, beside the constant that was best in training."""
@@ -486,7 +479,7 @@ class _Trainer:
         probs = stop_probs(self.network, held, self.config.temperature is None)
         shares = probs.mean(0)
         rate = throughput(probs, held)
-        constant = constant_rate(self.constant, held)
+        constant = float(constant_rates(held)[self.constant])
         return {
             "tok_per_ms": rate,
             "constant_tok_per_ms": constant,

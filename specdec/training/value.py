@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import scipy.linalg
 import torch
 from torch import nn
 from tqdm.auto import trange
@@ -80,9 +81,9 @@ def train_value(
     curves = []
     for number in range(config.rounds):
         starts.append(cycle_starts(trace, costs, acting, DETOURS, seed + 10 * number))
-        rows = np.concatenate([begun[0] for begun in starts])
-        histories = np.concatenate([begun[1] for begun in starts])
+        rows, histories = map(np.concatenate, zip(*starts, strict=True))
         examples = Examples(trace, policy, rows, histories)
+        # policies that only collect starts need not be fast, hence not distilled
         last = number + 1 == config.rounds
         fitted = fit_ensemble(examples, config, seed + 100 * number, progress, distil=last)
         policy.network, curve = fitted
@@ -93,8 +94,8 @@ def train_value(
         acting = policy
     # 3. the schedule, and what the policy will say of its training
     policy = tune_schedule(policy, trace if tune_on is None else tune_on, costs, policy_ms)
-    facts = {"pair": trace.header["pair"], "costs": costs.name, "seed": seed, "rate": rate}
-    policy.trained_for = facts
+    pair_name = trace.header["pair"]
+    policy.trained_for = {"pair": pair_name, "costs": costs.name, "seed": seed, "rate": rate}
     chose(policy, "weights, sizes, probe", "train", f"recipe {config.name!r}, chosen before")
     part = "train" if tune_on is None else "tune"
     chose(policy, "schedule", part, f"{policy.first_evaluation}, {policy.stride}")
@@ -102,18 +103,14 @@ def train_value(
 
 
 def _untrained(trace: Trace, config: ValueConfig) -> ValuePolicy:
-    probe = config.probe
-    if probe is None and config.plans:
-        probe = "none"
-    elif probe is None:
-        probe = "target" if trace.draft_state is None else "draft"
+    recorded = "target" if trace.draft_state is None else "draft"
+    probe = config.probe or ("none" if config.plans else recorded)
     for name in controller.PROBES[probe]:
         if getattr(trace, name) is None:
             why = f"this recording holds no {name}"
             raise SpecdecError(f'{why}; record with features=True or pass probe="none".')
     deepest = min(trace.depth_of(config.top_k), config.most_expansions)
-    shared = config.shared_with(ValuePolicy)
-    return ValuePolicy(**{**shared, "most_expansions": deepest, "probe": probe})
+    return config.made(ValuePolicy, most_expansions=deepest, probe=probe)
 
 
 def train_recording(
@@ -144,7 +141,7 @@ def train_recording(
 
 
 class _Detours(Policy):
-    """`inner`, with a random number of nodes in some cycles, which leads to other positions."""
+    """`inner`, with few nodes in some cycles, so that the next ones start earlier."""
 
     def __init__(self, inner: Policy, frac: float, seed: int):
         self.inner = inner
@@ -157,13 +154,11 @@ class _Detours(Policy):
         self._random = np.random.default_rng(seed)
 
     def answer(self, question: Question):
-        # 1. the answer without a detour
         answer = self.inner.plan.verify_nodes
         if question.kind in self.inner.asks:
             answer = self.inner.answer(question)
         if question.kind != SIZE:
             return answer
-        # 2. few nodes, so that the next cycle starts earlier
         if self._random.random() < self.frac:
             answer = int(self._random.integers(0, 5))
         return min(answer, question.largest)
@@ -201,10 +196,6 @@ class Examples:
         self.inputs = policy.inputs
         self.rows = rows
         self.histories = histories
-        self._scores = trace.column("scores", policy.top_k)
-        self._ranks = trace.ranks[policy.top_k]
-        self._states = [getattr(trace, name) for name in controller.PROBES[policy.probe]]
-        self._sizes = np.array(policy.sizes, dtype=np.int16)
 
     def sample(self, count: int) -> np.ndarray:
         """At most `count` examples, evenly spaced."""
@@ -215,31 +206,34 @@ class Examples:
 
         Where the policy plans, the first level is that before the root pass.
         """
+        trace = self.trace
+        top_k = self.policy.top_k
         rows = self.rows[numbers]
         before = self.inputs.before
         expansions = level - before
         # 1. what the copies offer
-        ranks = self._ranks[rows]
+        ranks = trace.ranks[top_k][rows]
         copied = np.zeros((len(numbers), 0), np.float32)
         copied_ranks = np.full_like(ranks[:, :1], NEVER)
-        if self.trace.copies:
-            copied = self.trace.column("copied_scores")[rows]
-            copied_ranks = self.trace.column("copied_ranks")[rows][:, None]
+        if trace.copies:
+            copied = trace.column("copied_scores")[rows]
+            copied_ranks = trace.column("copied_ranks")[rows][:, None]
         # 2. the inputs
-        context_tok = self.trace.context_tok[rows]
-        inputs = self.inputs.begin(context_tok, self.histories[numbers], copied=copied)
+        inputs = self.inputs.begin(trace.context_tok[rows], self.histories[numbers], copied)
         if expansions >= 0:
-            pool = pool_size(expansions, self.inputs.top_k)
-            inputs = self.inputs.update(inputs, self._scores[rows, :pool], expansions)
+            scores = trace.column("scores", top_k)[rows, : pool_size(expansions, top_k)]
+            inputs = self.inputs.update(inputs, scores, expansions)
         features = np.zeros((len(numbers), 1), np.float32)
-        if self._states:
-            states = [state[rows].astype(np.float32) for state in self._states]
+        names = controller.PROBES[self.policy.probe]
+        if names:
+            states = [getattr(trace, name)[rows].astype(np.float32) for name in names]
             features = np.concatenate(states, axis=1)
         # 3. the targets
         if before:
             ranks = np.concatenate((copied_ranks, ranks), 1)
         ranks = ranks[:, : self.inputs.levels]
-        accepted = (ranks[..., None] < self._sizes).sum(2, dtype=np.int16).astype(np.float32)
+        sizes = np.array(self.policy.sizes, dtype=np.int16)
+        accepted = (ranks[..., None] < sizes).sum(2, dtype=np.int16).astype(np.float32)
         return inputs, features, accepted
 
     def split(self, frac: float, seed: int) -> tuple[Examples, Examples]:
@@ -322,9 +316,8 @@ def fit_model(
     optimizer = torch.optim.AdamW(net.parameters(), **rates)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps)
     best = Best()
-    exam = []
-    for level in range(levels):
-        exam.append((level, *held_out.batch(held_out.sample(1500), level)))
+    sample = held_out.sample(1500)
+    exam = [(level, *held_out.batch(sample, level)) for level in range(levels)]
     weights = 0.8 ** np.arange(levels)  # most cycles end early
     # 2. steps
     losses = []
@@ -374,43 +367,37 @@ def _moments(examples: Examples, random) -> tuple[tuple, tuple, np.ndarray]:
 def fit_ensemble(examples: Examples, config: ValueConfig, seed: int, progress: bool, distil=True):
     """(AcceptanceModel, curve): the mean of models of different prompts, or one distilled from it.
 
-    Policies that only collect starts need not be fast, hence not distilled.
+    distil: regress the mean with one network of the usual size, which answers faster.
     """
-    shape = (examples.inputs.levels, len(examples.policy.sizes))
     curves = []
-    members = []
-    for number in range(ENSEMBLE):
+
+    def fitted(member: str, number: int, config: ValueConfig, teacher=None) -> dict:
         sides = examples.split(HELD_OUT_FRAC, seed % 100 + number)
-        arrays, curve = fit_model(*sides, config, seed + number, progress)
-        members.append(arrays)
-        curves.append(curve.assign(member=str(number)))
+        arrays, curve = fit_model(*sides, config, seed + number, progress, teacher)
+        curves.append(curve.assign(member=member))
+        return arrays
+
+    shape = (examples.inputs.levels, len(examples.policy.sizes))
+    members = [fitted(str(number), number, config) for number in range(ENSEMBLE)]
     network = AcceptanceModel(averaged(members), *shape)
     if distil:
         gentle = dataclasses.replace(config, dropout=0.0, noise=0.0, weight_decay=0.0)
-        sides = examples.split(HELD_OUT_FRAC, seed % 100 + ENSEMBLE)
-        arrays, curve = fit_model(*sides, gentle, seed + ENSEMBLE, progress, network)
-        network = AcceptanceModel(arrays, *shape)
-        curves.append(curve.assign(member="distilled"))
+        network = AcceptanceModel(fitted("distilled", ENSEMBLE, gentle, network), *shape)
     return network, pd.concat(curves, ignore_index=True)
 
 
 def averaged(models: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """One network whose output is the mean of the models': their layers side by side."""
-    count = len(models)
-    probe = len(models[0]["probe.bias"])
-    width, inputs = models[0]["hidden.weight"].shape
-    split = inputs - probe
-    hidden = np.zeros((count * width, split + count * probe), np.float32)
-    for number, arrays in enumerate(models):
-        rows = slice(number * width, (number + 1) * width)
-        columns = slice(split + number * probe, split + (number + 1) * probe)
-        hidden[rows, :split] = arrays["hidden.weight"][:, :split]
-        hidden[rows, columns] = arrays["hidden.weight"][:, split:]
-    mean = {"hidden.weight": hidden}
+    joined = {name: np.stack([arrays[name] for arrays in models]) for name in models[0]}
+    probe = joined["probe.bias"].shape[1]
+    tree = np.concatenate(joined["hidden.weight"][:, :, :-probe])
+    # every hidden layer reads the probe of its own model
+    probes = scipy.linalg.block_diag(*joined["hidden.weight"][:, :, -probe:])
+    mean = {"hidden.weight": np.concatenate((tree, probes), axis=1)}
     for name in ("probe.weight", "probe.bias", "hidden.bias"):
-        mean[name] = np.concatenate([arrays[name] for arrays in models])
-    mean["out.weight"] = np.concatenate([arrays["out.weight"] for arrays in models], 1) / count
-    mean["out.bias"] = np.mean([arrays["out.bias"] for arrays in models], 0)
+        mean[name] = np.concatenate(joined[name])
+    mean["out.weight"] = np.concatenate(joined["out.weight"], axis=1) / len(models)
+    mean["out.bias"] = joined["out.bias"].mean(0)
     return mean
 
 

@@ -23,7 +23,6 @@ from specdec.training.controllers import (
     reward_of,
     train_ltd,
     train_resps,
-    train_sweep,
     train_system,
 )
 from specdec.training.env import ReplaySource, Reward
@@ -279,36 +278,3 @@ def trainers(monkeypatch):
     monkeypatch.setattr(controllers.value, "train_recording", functools.partial(note, "ours"))
     monkeypatch.setattr(controllers, "recorded_grid", lambda config, trace: (config, "as recorded"))
     return calls
-
-
-def test_a_sweep_trains_what_is_not_there(tmp_path, monkeypatch):
-    trained = []
-    placed = []
-
-    def train(system, trace, costs, *, out_dir, **options):
-        trained.append((system, out_dir.name, options))
-        out_dir.mkdir(exist_ok=True)
-
-    def parallel(tasks, on, jobs, desc):
-        placed.append((len(tasks), on, jobs))
-        for task in tasks:
-            task()
-
-    monkeypatch.setattr(controllers, "train_system", train)
-    monkeypatch.setattr(controllers, "parallel", parallel)
-    options = dict(out_dir=tmp_path, preset="paper")
-    sweep = functools.partial(train_sweep, ["resps", "ours"], TRACE, COSTS, (0, 3), **options)
-    table = sweep(on="local", jobs=2)
-    names = ["resps-0", "resps-3", "ours-0", "ours-3"]
-    assert [name for _, name, _ in trained] == names and placed == [(4, "local", 2)]
-    assert trained[1] == ("resps", "resps-3", {"preset": "paper", "seed": 3})
-    assert table["folder"].tolist() == [str(tmp_path / name) for name in names]
-    assert list(table) == ["system", "seed", "folder", "seconds"]
-    assert sweep()["seconds"].tolist() == table["seconds"].tolist()
-    assert len(trained) == 4
-    # another length, machine or part is another training
-    others = parted(["test", *TRACE.turns["part"][1:]])
-    train_sweep(["ours"], TRACE, COSTS, steps=9, **options)
-    train_sweep(["ours"], TRACE, replace(COSTS, step=9.0), **options)
-    train_sweep(["ours"], others, COSTS, **options)
-    assert len(trained) == 7

@@ -153,7 +153,7 @@ def test_the_transitions_of_a_turn(config, rounds, expected):
 def test_the_exported_network_answers_as_before(activation, scaled):
     learner = sizes(activation=activation)
     config = replace(PPO, activation=activation)
-    model = build_ppo(lambda: make_env(learner)(0), config, envs=1, seed=3)
+    model = build_ppo(make_env(learner), config, envs=1, seed=3)
     with torch.no_grad():  # far from the nearly uniform start, so that differences would show
         for parameter in model.policy.parameters():
             noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
@@ -175,7 +175,7 @@ def test_the_exported_network_answers_as_before(activation, scaled):
 def test_the_buffer_holds_what_the_environments_did(episode):
     learner = ltd.DepthPolicy(total_tokens=8, **TREE)
     rollouts = Rollouts(make_env(learner, episode), Task(None), RunOptions("", 5, 3), 0)
-    model = build_ppo(lambda: make_env(learner)(0), replace(PPO, n_steps=90, batch_size=30), 3, 0)
+    model = build_ppo(make_env(learner), replace(PPO, n_steps=90, batch_size=30), 3, 0)
     rollouts.scale = (np.float32(0.5), np.float32(2.0))
     row = rollouts.fill(model.policy, model.rollout_buffer, Reward("accepted"))
     buffer = model.rollout_buffer
@@ -279,7 +279,7 @@ def test_it_learns_and_warns_of_a_constant(tmp_path):
 def test_observations_are_normalised():
     config = replace(PPO, normalise_observations=True)
     make = make_env(concat(), "turn")
-    model = build_ppo(lambda: make(0), config, 4, 0)
+    model = build_ppo(make, config, 4, 0)
     state = State(concat().observation_size)
     rollouts = Rollouts(make, Task(None), RunOptions("", envs=4), 0)
     raw = []
@@ -288,6 +288,8 @@ def test_observations_are_normalised():
         mean, deviation = rollouts.scale
         raw.append(model.rollout_buffer.observations.reshape(-1, 8) * deviation + mean)
         assert row["steps"] == steps + 64
+        rate = model.policy.optimizer.param_groups[0]["lr"]
+        assert rate == pytest.approx(learning_rate(config, (steps + 32) / 256))
     assert np.abs(rollouts.scale[0] - raw[0].mean(0)).max() < 1e-5
     mean, deviation = state.observations.scale()
     rows = np.concatenate(raw)
@@ -322,7 +324,6 @@ def test_the_best_network_is_kept(tmp_path):
     assert same(policy.network, networks[1])
     assert not same(policy.network, networks[3])
     assert curve_of(tmp_path)["score"].tolist() == scores
-    assert runs.read_json(tmp_path / "plan.json")["results"]["best_score"] == 3.0
 
 
 def test_a_run_notes_its_settings_and_results(tmp_path):
@@ -340,8 +341,6 @@ def test_a_run_notes_its_settings_and_results(tmp_path):
     assert policy.trained_for == facts
     curve = curve_of(tmp_path / "run")
     assert curve["steps"].tolist() == [64, 128, 192]
-    rates = [learning_rate(ppo, part / 6) for part in (1, 3, 5)]
-    assert curve["learning_rate"].tolist() == pytest.approx(rates)
     results = plan["results"]
     assert results["most_common"][0] in (1, 4, 8, 20)
     assert 1 / 4 <= results["most_common_frac"] <= 1
@@ -355,7 +354,7 @@ def test_stable_baselines_gets_all_of_the_config():
     settings["vf_coef"] = 0.4
     widths = dict(pi=(6, 5), vf=(4,), activation="relu")
     config = PPOConfig(n_steps=60, learning_rate=0.01, clip_range=0.3, **settings, **widths)
-    model = build_ppo(lambda: make_env(sizes())(0), config, 3, 7)
+    model = build_ppo(make_env(sizes()), config, 3, 7)
     for name, value in settings.items():
         assert getattr(model, name) == value
     assert (model.n_steps, model.n_envs, model.seed) == (20, 3, 7)
