@@ -411,14 +411,14 @@ def _settings(book: Book, entries: list[Entry], smoke: bool, parameters: dict) -
 
 def pair_at_hand(name: str) -> str:
     """The pair of this name, or STAND_IN where its target on PyPI is not available."""
-    from specdec.models.load import preset_target
+    from specdec.models.load import target_place
     from specdec.models.pairs import PRESETS, WheelFile
 
     # presets of the hub are taken on trust
     if name not in PRESETS or not isinstance(PRESETS[name].target, WheelFile):
         return name
     try:
-        preset_target(name)
+        target_place(name)
     except SpecdecError as error:
         print(f"{str(error).rstrip('.')}: the pair {STAND_IN!r} replaces {name!r}.")
         return STAND_IN
