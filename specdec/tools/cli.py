@@ -212,8 +212,7 @@ class Models:
     @property
     def name(self) -> str:
         """The pair's name. With another drafter it is another one, as its recordings differ."""
-        from specdec.models.drafters import kind_and_source
-        from specdec.models.pairs import name_of
+        from specdec.models.pairs import kind_and_source, name_of
 
         name = name_of(self.base) if self.target else self.base
         parts = [name]
