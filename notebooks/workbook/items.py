@@ -142,12 +142,11 @@ def save(
     assert is_table == ("md" in FILES[item.kind]), "tables as tables, figures as figures"
     # 1. what the json file says of it; a table of pandas carries what is missing in its attrs
     table = content if is_table else data
-    rows = {"measured": len(table) if table is not None and sources else 0}
-    doubts, lacking = [], []
+    rows, doubts, lacking = {"measured": 0}, [], []
     if isinstance(table, PaperTable):
         rows, doubts, lacking = table.counts, list(table.doubts), list(table.lacking)
     elif table is not None:
-        rows = table.attrs.get("rows") or rows
+        rows = table.attrs.get("rows") or {"measured": len(table) if sources else 0}
         lacking = table.attrs.get("missing", [])
     about = {"item": item.id, "title": item.title, "notebook": item.notebook}
     about["missing"] = list(map(str, lacking if missing is None else missing))
