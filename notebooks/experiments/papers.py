@@ -144,7 +144,7 @@ class Shown:
             printed = printed[printed["metric"] == metric]
         if ours.empty and printed.empty:
             return self._nothing()
-        content = PaperTable.of(ours, printed, "value", how=self.item.how, digits=digits)
+        content = PaperTable.of(ours, printed, how=self.item.how, digits=digits)
         self.missing += [f"{row} (not measured here)" for row in content.lacking]
         sources = []
         notes = list(notes)
