@@ -81,7 +81,7 @@ def drafter():
 
 def book_run():
     folder, entries = runs.home() / "notebooks", []
-    for name, reads in (("00_first", []), ("10_second", ["runs/{scale}/00_first.txt"])):
+    for name, reads in (("00_first", {}), ("10_second", {"first": "runs/{scale}/00_first.txt"})):
         write = f"from specdec import runs; runs.write_text(runs.runs_dir() / '{name}.txt', 'here')"
         runs.write_text(folder / f"{name}.ipynb", notebook(name, write))
         entries.append(

@@ -22,6 +22,7 @@ from specdec.report.figures import drawn
 
 from experiments.paper_rows import benchmark, with_deviations
 from workbook import items
+from workbook.items import settings_of
 from workbook.method_rows import identified
 from workbook.paper_table import PaperTable
 
@@ -143,7 +144,7 @@ class Shown:
             printed = printed[printed["metric"] == metric]
         if ours.empty and printed.empty:
             return self._nothing()
-        content = PaperTable.of(ours, printed, "value", how=self.item.how, digits=digits)
+        content = PaperTable.of(ours, printed, how=self.item.how, digits=digits)
         self.missing += [f"{row} (not measured here)" for row in content.lacking]
         sources = []
         notes = list(notes)
@@ -184,12 +185,6 @@ class Shown:
             text = f"{self.item.title}: not measured here"
             figure.text(0.5, 0.5, text, ha="center", va="center", wrap=True)
         self._show(figure, [])
-
-
-def settings_of(run: runs.Run) -> dict:
-    """What a run was asked for: the parameters of its notebook."""
-    config = run.record()["config"]
-    return config.get("parameters", config)
 
 
 def _facts_of(run: runs.Run) -> dict[str, str]:

@@ -29,18 +29,17 @@ STAND_IN = "small"  # replaces a pair that is not available
 CONTENTS = "00_start_here"
 RESULTS = "70_claims"  # the notebook that shows all results
 PAGES = "../figures/book"  # executed pages, from the notebooks
-STOPPED = ("failed", "skipped")  # states of notebooks whose readers cannot run
 
 
 @dataclass(frozen=True)
 class Entry:
     """One line of book.yml: a notebook, what it is given, what it needs and leaves, what it costs.
 
-    reads, writes: file patterns under the home of results, with {scale}, {figures} and parameters.
-    A file of reads is not needed where the parameter of its name has a value. may_read: files that
-    it shows if they exist. parameters, cost: per scale. smoke: parameters for the tests. main: part
-    of `make reproduce`. notebook: the source of several entries. timed: it runs alone. apart: the
-    command that runs it in place of `make book`. `each`: one entry per combination of its values.
+    notebook: its source, where another entry has the same. main: part of `make reproduce`. reads,
+    may_read, writes: file patterns under the home of results, with {scale}, {figures} and
+    parameters; of reads those are needed whose parameter has no value, may_read are shown if they
+    exist. parameters, cost: per scale. smoke: parameters for the tests. timed: it runs alone.
+    apart: the command that runs it in place of `make book`.
     """
 
     name: str
@@ -81,10 +80,6 @@ def read_book(folder: Path | None = None) -> list[Entry]:
     entries: dict[str, Entry] = {}
     for number, line in enumerate(lines, 1):
         line = stored.checked(stored.BookLine, line, f"{path}, entry {number}", "correct it")
-        # a list names files that no parameter replaces
-        reads = line.get("reads", {})
-        if not isinstance(reads, dict):
-            line["reads"] = {pattern: pattern for pattern in reads}
         for scale in (*line.get("cost", {}), *line.get("parameters", {})):
             runs.known_scale(scale)
         for expanded in _expand(line):
@@ -100,21 +95,23 @@ def read_book(folder: Path | None = None) -> list[Entry]:
 
 def _expand(line: dict) -> list[dict]:
     """The line itself, or one line per combination of the values of its `each`."""
-    # without `each` the product has one, empty combination
-    each = line.pop("each", {})
+    each = line.pop("each", None)
+    if each is None:
+        return [line]
     expanded = []
     for values in itertools.product(*each.values()):
         chosen = dict(zip(each, values, strict=True))
+        # values as they stand in names: gsm8k for [gsm8k], 1 for 1.0
         texts = {}
         for name, value in chosen.items():
-            texts[name] = "_".join(value) if isinstance(value, list) else f"{value}"
-            if isinstance(value, float):
-                texts[name] = f"{value:g}"
+            texts[name] = f"{value:g}" if isinstance(value, float) else str(value)
+            if isinstance(value, list):
+                texts[name] = "_".join(value)
         parameters = {}
         for scale in runs.SCALES:
             parameters[scale] = dict(chosen)
             for name, value in line.get("parameters", {}).get(scale, {}).items():
-                filled = value.format(**texts) if each and isinstance(value, str) else value
+                filled = value.format(**texts) if isinstance(value, str) else value
                 parameters[scale][name] = filled
         name = line["name"].format(**texts)
         expanded.append({**line, "name": name, "parameters": parameters})
@@ -160,9 +157,10 @@ class Book:
         Entries made by `each` have two underscores in their names, and only a beginning that has
         them as well names these.
         """
+        if everything and not only:
+            return [entry for entry in self.entries if not entry.apart]
         if not only:
-            every = [entry for entry in self.entries if everything and not entry.apart]
-            return every or [entry for entry in self.entries if entry.main]
+            return [entry for entry in self.entries if entry.main]
         chosen = set()
         for beginning in [only] if isinstance(only, str) else only:
             names = [entry.name for entry in self.entries if entry.name.startswith(beginning)]
@@ -236,17 +234,15 @@ class Book:
     def missing(self, entry: Entry, values: dict) -> str:
         """'' or which files it lacks and which notebooks write them."""
         lacking = [path for path in self.reads(entry, values).values() if not find_files(path)]
-        if not lacking:
-            return ""
         writers = []
         for writer in self.entries:
-            usual = self.parameters(writer, {})
             # the writer as it would run for this notebook; `name` belongs to each
+            usual = self.parameters(writer, {})
             shared = {name: values[name] for name in usual if name in values and name != "name"}
             if matches(lacking, self.writes(writer, {**usual, **shared})):
                 writers.append(writer.name)
         advice = f", which {', '.join(writers)} writes; run it first" if writers else ""
-        return f"needs {', '.join(lacking)}{advice}"
+        return f"needs {', '.join(lacking)}{advice}" if lacking else ""
 
 
 def find_files(pattern: str) -> list[Path]:
@@ -284,15 +280,7 @@ def check_parameters(entry_name: str, defaults: dict, settings: dict) -> None:
 
 
 def run(
-    book,
-    only=(),
-    *,
-    everything=False,
-    on=None,
-    jobs=None,
-    force=False,
-    smoke=False,
-    parameters=None,
+    book, only=(), *, everything=False, on=None, jobs=None, force=False, smoke=False, parameters=()
 ) -> pd.DataFrame:
     """Execute the stale notebooks of the book; a DataFrame says what happened to each.
 
@@ -303,53 +291,66 @@ def run(
     """
     check_integer("jobs", 1 if jobs is None else jobs, 1)
     entries = {entry.name: entry for entry in book.choose(only, everything)}
-    settings = _settings(book, list(entries.values()), smoke, parameters or {})
-    waits, needs = _writers(book, entries, settings)
-    outcomes: dict[str, tuple[str, float, str]] = {}
+    settings = _settings(book, list(entries.values()), smoke, dict(parameters))
+    outcomes: dict[str, dict] = {}
+
+    def writers(patterns) -> list[str]:
+        """The notebooks of this call whose files match."""
+        writing = {name: book.writes(entries[name], settings[name]) for name in entries}
+        return [name for name, writes in writing.items() if matches(patterns, writes)]
+
     while len(outcomes) < len(entries):
-        # 1. what waits for nothing: one notebook, or all that measure no time
-        ready = []
-        for name in entries:
-            if name not in outcomes and outcomes.keys() >= waits[name]:
-                ready.append(name)
-        if not ready:
-            raise SpecdecError(f"{', '.join(entries)} read each other's files in a circle.")
-        untimed = [name for name in ready if not entries[name].timed]
-        wave = untimed if untimed and (jobs, on) != (None, None) else ready[:1]
+        # 1. the next notebook (the book is in order), or all that wait for nothing and measure no
+        # time
+        waiting = [name for name in entries if name not in outcomes]
+        wave = waiting[:1]
+        if (jobs, on) != (None, None):
+            ready = []
+            for name in waiting:
+                earlier = writers(book.all_reads(entries[name], settings[name]))
+                if not entries[name].timed and not set(earlier) & set(waiting) - {name}:
+                    ready.append(name)
+            wave = ready or wave
         # 2. which of them must be executed
         stale = []
         for name in wave:
-            stopped = [writer for writer in needs[name] if outcomes[writer][0] in STOPPED]
-            missing = book.missing(entries[name], settings[name])
-            if stopped:
-                outcomes[name] = ("skipped", 0.0, f"(its input failed: {', '.join(stopped)})")
+            entry, values = entries[name], settings[name]
+            outcomes[name] = {"state": "failed", "seconds": 0.0, "note": ""}
+            failed = []
+            for writer in writers(book.reads(entry, values).values()):
+                if writer != name and outcomes[writer]["state"] in ("failed", "skipped"):
+                    failed.append(writer)
+            missing = book.missing(entry, values)
+            if failed:
+                note = f"(its input failed: {', '.join(failed)})"
+                outcomes[name] |= {"state": "skipped", "note": note}
             elif missing:
-                outcomes[name] = ("failed", 0.0, f"({missing})")
-            elif not force and book.state(entries[name], settings[name]) == "fresh":
-                outcomes[name] = ("fresh", 0.0, "")
+                outcomes[name]["note"] = f"({missing})"
+            elif not force and book.state(entry, values) == "fresh":
+                outcomes[name]["state"] = "fresh"
             else:
-                stale.append(entries[name])
+                stale.append(entry)
+        # 3. their execution
         outcomes |= _execute(book, stale, settings, on, jobs)
         for name in wave:
-            print(f"{name}: {outcomes[name][0]} {outcomes[name][2]}")
+            print(f"{name}: {outcomes[name]['state']} {outcomes[name]['note']}")
     rows = []
-    for name, (state, seconds, note) in outcomes.items():
-        row = {"name": name, "state": state, "seconds": seconds}
-        rows.append({**row, "copy": str(book.copy(entries[name])), "note": note})
-    return pd.DataFrame(rows).set_index("name").loc[list(entries)].reset_index()
+    for name, entry in entries.items():
+        rows.append({"name": name, **outcomes[name], "copy": str(book.copy(entry))})
+    return pd.DataFrame(rows, columns=["name", "state", "seconds", "copy", "note"])
 
 
-def _execute(book: Book, wave: list[Entry], settings: dict, on, jobs) -> dict[str, tuple]:
-    """{name: (state, seconds, note)} of notebooks that run at the same time."""
+def _execute(book: Book, wave: list[Entry], settings: dict, on, jobs) -> dict[str, dict]:
+    """{name: state, seconds, note} of notebooks that run at the same time."""
     tasks, keys = [], []
     for entry in wave:
-        copy = book.copy(entry)
+        copy, values = book.copy(entry), settings[entry.name]
         # a copy that is being replaced is not fresh
         copy.with_suffix(".json").unlink(missing_ok=True)
         # before the run, which may write files that it also reads
-        keys.append(book.key(entry, settings[entry.name]))
-        given = (book.source(entry), copy, settings[entry.name], len(wave) == 1)
-        tasks.append(functools.partial(notebooks.execute, *given))
+        keys.append(book.key(entry, values))
+        options = (book.source(entry), copy, values, len(wave) == 1)
+        tasks.append(functools.partial(notebooks.execute, *options))
     timed = any(entry.timed for entry in wave)
     outcomes = {}
     results = parallel(tasks, on, jobs, timed, desc="notebooks", progress=False)
@@ -359,66 +360,51 @@ def _execute(book: Book, wave: list[Entry], settings: dict, on, jobs) -> dict[st
         if missing and not fault:
             fault = f"it ran but did not write {', '.join(missing)} as book.yml promises"
         if fault:
-            outcomes[entry.name] = ("failed", seconds, f"({fault}; see {copy})")
-            continue
-        # without this record the next call runs it again
-        record = {"key": key, "parameters": values, "seconds": seconds}
-        runs.write_json(copy.with_suffix(".json"), record)
-        outcomes[entry.name] = ("done", seconds, "")
+            outcome = {"state": "failed", "seconds": seconds, "note": f"({fault}; see {copy})"}
+        else:
+            # without this record the next call runs it again
+            record = {"key": key, "parameters": values, "seconds": seconds}
+            runs.write_json(copy.with_suffix(".json"), record)
+            outcome = {"state": "done", "seconds": seconds, "note": ""}
+        outcomes[entry.name] = outcome
     return outcomes
-
-
-def _writers(book: Book, entries: dict, settings: dict) -> tuple[dict, dict]:
-    """For each notebook the writers that it waits for, and those whose files it needs."""
-    waits, needs = {}, {}
-    for name, entry in entries.items():
-        needed = book.reads(entry, settings[name]).values()
-        waits[name], needs[name] = set(), []
-        for writer in entries:
-            writes = book.writes(entries[writer], settings[writer])
-            if writer != name and matches(needed, writes):
-                needs[name].append(writer)
-            if writer != name and matches(book.all_reads(entry, settings[name]), writes):
-                waits[name].add(writer)
-    return waits, needs
 
 
 def _settings(book: Book, entries: list[Entry], smoke: bool, parameters: dict) -> dict[str, dict]:
     """Name of each entry -> its parameters. A pair that is not available is replaced.
 
-    A given `pair` counts as `pairs` in notebooks that have only that.
+    A `pair` counts as `pairs` in notebooks that have only that.
     """
-    settings, used = {}, set()
+    settings, unknown = {}, dict.fromkeys(parameters)
     for entry in entries:
         defaults = book.defaults(entry)
         changes = dict(entry.smoke) if smoke else {}
-        for name, value in parameters.items():
+        for parameter, value in parameters.items():
+            name = parameter
+            if name == "pair" and name not in defaults and "pairs" not in parameters:
+                name, value = "pairs", [value]
             if name in defaults:
                 changes[name] = value
-                used.add(name)
-            elif name == "pair" and "pairs" in defaults and "pairs" not in parameters:
-                changes["pairs"] = [value]
-                used.add("pair")
+                unknown.pop(parameter, None)
         settings[entry.name] = book.parameters(entry, changes)
         if "pair" in defaults:
             settings[entry.name]["pair"] = pair_at_hand(settings[entry.name]["pair"])
-    for name in parameters:
-        if name not in used:
-            first = entries[0]
-            raise nearest_name_error(f"parameter of {first.name}", name, book.defaults(first))
+    for name in unknown:
+        first = entries[0]
+        raise nearest_name_error(f"parameter of {first.name}", name, book.defaults(first))
     return settings
 
 
 def pair_at_hand(name: str) -> str:
     """The pair of this name, or STAND_IN where its target on PyPI is not available."""
-    from specdec.models.load import preset_target
-    from specdec.models.pairs import PRESETS, WheelFile
+    from specdec.models.load import target_place
+    from specdec.models.pairs import PRESETS
 
-    # presets of the hub are taken on trust
-    if name not in PRESETS or not isinstance(PRESETS[name].target, WheelFile):
+    if name not in PRESETS:
         return name
     try:
-        preset_target(name)
+        # presets of the hub are taken on trust
+        target_place(name)
     except SpecdecError as error:
         print(f"{str(error).rstrip('.')}: the pair {STAND_IN!r} replaces {name!r}.")
         return STAND_IN

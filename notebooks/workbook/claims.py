@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binomtest, t, wilcoxon
+from scipy.stats import binomtest, wilcoxon
 
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
@@ -28,6 +28,7 @@ from workbook.verdicts import HOLDS, LEAST_PROMPTS
 PAIRS = ("smollm2", "small", "tiny")
 PRINTED = "printed numbers"
 SOURCE = ["run_key", "run_table"]  # columns of the rows of a test: where each comes from
+CLAIM_COLUMNS = ("id", "paper", "about", "says", "where", "item")  # of the ledger
 # of the steps that the paper trains for; below, a training that shows nothing was too short
 LEAST_TRAINED = 0.1
 KEYS = (  # figures/claims.yml says what they mean
@@ -98,8 +99,8 @@ def runs_of(test: dict, scale="laptop", pair: str = "", shipped: bool = False) -
     kept = []
     for run in items.measured(test["run"], scale, shipped, **facts):
         results = run.record()["results"] or {}
-        tables = [table for table in listed(test["table"]) if _holds(run, table)]
-        if tables and not results.get("crowded"):
+        holds = any(_holds(run, table) for table in listed(test["table"]))
+        if holds and not results.get("crowded"):
             kept.append(run)
     if test.get("largest"):
         # one that does not ship counts as larger than all that do
@@ -232,43 +233,24 @@ def ratio_above(table: pd.DataFrame, test: dict, where: dict | None = None) -> p
 
 
 def difference_above(table: pd.DataFrame, test: dict) -> pd.DataFrame:
-    """Values of `first` minus those of `second`.
-
-    One by one where printed, else their mean over the matching rows of a table.
-    """
+    """Values of `first` minus the matching ones of `second`, of numbers without an interval."""
     first = ratio_above(table, test, test["first"])
     second = ratio_above(table, test, test["second"])
     both = first.merge(second, on=[*SOURCE, *test.get("match", ())], suffixes=("", "_y"))
     change = both["value"] - both["value_y"]
-    both["value"] = change.abs() if test.get("absolute") else change
-    if "published" in test or test.get("exact"):
-        return _exactly(both)
-    parts = []
-    for source, rows in both.groupby(SOURCE):
-        if len(rows) == 1:
-            (row,) = rows.to_dict("records")
-            row["high"], row["low"] = row["high"] - row["low_y"], row["low"] - row["high_y"]
-            parts.append(row)
-            continue
-        # measurements of the same thing, with Student's interval
-        mean = float(rows["value"].mean())
-        error = rows["value"].std(ddof=1) / len(rows) ** 0.5
-        reach = float(t.ppf(0.975, len(rows) - 1) * error)
-        ends = {"low": mean - reach, "high": mean + reach}
-        parts.append(_part(test.get("value", "value"), mean, source, **ends))
-    return pd.DataFrame(parts)
+    return _exactly(both, change.abs() if test.get("absolute") else change)
 
 
 def paired_ratio(table: pd.DataFrame, test: dict) -> pd.DataFrame:
     """The `rate` of `first` over that of `second`, prompt by prompt, averaged over seeds."""
     names = {"over": "value", "over_low": "low", "over_high": "high"}
     parts = [pd.DataFrame()]
-    for source, rows in _sides(table, test):
+    for name, source, rows in _sides(table, test):
         ratios = stats.summarise(rows, {"over": "second"}, rate=tuple(test["rate"]))
         # the last row is that of all suites together
         ratios = ratios[ratios["method"] == "first"].tail(1).rename(columns=names)
         where = dict(zip(SOURCE, source, strict=True))
-        parts.append(_with_still(ratios).assign(name=_versus(test), **where))
+        parts.append(_with_still(ratios).assign(name=name, **where))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -276,28 +258,23 @@ def signed_rank(table: pd.DataFrame, test: dict) -> pd.DataFrame:
     """Wilcoxon's p-value of "the `rate` of `first` is not above that of `second`", over prompts."""
     parts = []
     above, under = test["rate"]
-    for source, rows in _sides(table, test):
+    for name, source, rows in _sides(table, test):
         quantities = stats.per_prompt(rows, test["rate"])
         rates = (quantities[above] / quantities[under]).T.groupby(level="method").mean().T
         tested = wilcoxon(rates["first"], rates["second"], alternative="greater")
-        name = f"{_versus(test)}, Wilcoxon's test"
+        name = f"{name}, Wilcoxon's test"
         parts.append(_part(name, float(tested.pvalue), source, prompts=len(rates)))
     return pd.DataFrame(parts)
 
 
 def _sides(table: pd.DataFrame, test: dict):
-    """(source, rows of the methods "first" and "second") of every table that has both."""
+    """(name, source, rows of methods "first" and "second") of every table that has both."""
+    sides = [" ".join(map(str, test[side].values())) for side in ("first", "second")]
     for source, rows in select(table, test.get("where", {})).groupby(SOURCE):
         first = select(rows, test["first"]).assign(method="first")
         second = select(rows, test["second"]).assign(method="second")
         if len(first) and len(second):
-            yield source, pd.concat([first, second])
-
-
-def _versus(test: dict) -> str:
-    first = " ".join(map(str, test["first"].values()))
-    second = " ".join(map(str, test["second"].values()))
-    return f"{first} over {second}"
+            yield " over ".join(sides), source, pd.concat([first, second])
 
 
 def ordering(table: pd.DataFrame, test: dict) -> pd.DataFrame:
@@ -362,28 +339,26 @@ TESTS: dict[str, Callable] = {
 }
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass
 class Judged:
-    """The verdict on one claim before its family is known.
+    """What the rows of one claim say, before its family is known.
 
-    note: why there is no verdict, with the one in its place.
+    verdict, why: in place of the verdict by numbers, "" where the numbers decide.
     """
 
     claim: Claim
-    runs: tuple[runs.Run, ...] = ()
+    runs: list[runs.Run] = dataclasses.field(default_factory=list)
     parts: pd.DataFrame = dataclasses.field(default_factory=pd.DataFrame)
     finding: verdicts.Finding = verdicts.Finding()
-    note: tuple[str, str] = ("", "")
+    verdict: str = ""
+    why: str = ""
 
     def row(self, p_value: float) -> dict:
         """The claim's row of the ledger at a p-value, adjusted or not."""
         claim = self.claim
         source = "printed" if "published" in claim.test else ""
         if self.runs:
-            source = provenance.of(list(self.runs)).label
-        verdict, why = self.note
-        if not verdict:
-            verdict = self.finding.verdict(p_value)
+            source = provenance.of(self.runs).label
         tested = p_value if self.finding.tested else None
         number = ""
         if len(self.parts):
@@ -392,15 +367,10 @@ class Judged:
             values = self.parts.loc[bounded | ~bounded.any(), "value"]
             worst = values.idxmax() if claim.limit[1] else values.idxmin()
             number = evidence.sentence(self.parts.loc[worst], claim.test, tested)
-        return {
-            "id": claim.id,
-            "paper": claim.paper,
-            "about": claim.about,
-            "says": claim.says,
-            "where": claim.where,
-            "item": claim.item,
-            "verdict": verdict,
-            "evidence": ". ".join(filter(None, [number, why])),
+        about = {name: getattr(claim, name) for name in CLAIM_COLUMNS}
+        return about | {
+            "verdict": self.verdict or self.finding.verdict(p_value),
+            "evidence": ". ".join(filter(None, [number, self.why])),
             "parts": len(self.parts),
             "p_holm": np.nan if tested is None else tested,
             "source": source,
@@ -410,44 +380,50 @@ class Judged:
 def examine(claim: Claim, scale: str = "laptop", pair: str = "", shipped: bool = False) -> Judged:
     """The rows of a claim, and what they say by themselves."""
     test = claim.test
+    judged = Judged(claim, verdict=verdicts.UNTESTABLE, why=claim.why[:1].upper() + claim.why[1:])
     if not test:
-        why = claim.why[:1].upper() + claim.why[1:]
-        return Judged(claim, note=(verdicts.UNTESTABLE, why))
+        return judged
     # 1. the runs
-    sources = runs_of(test, scale, pair, shipped)
-    if "run" in test and not sources:
-        why = evidence.unmeasured(test, listed(test["table"]))
-        return Judged(claim, note=(verdicts.UNMEASURED, why))
+    judged.runs = runs_of(test, scale, pair, shipped)
+    judged.verdict = verdicts.UNMEASURED
+    if "run" in test and not judged.runs:
+        judged.why = evidence.unmeasured(test, listed(test["table"]))
+        return judged
     # 2. their numbers; rows of another version stop no other claim
-    judged = Judged(claim, tuple(sources))
     try:
-        rows = rows_of(test, sources)
+        rows = rows_of(test, judged.runs)
         parts = TESTS[test["kind"]](rows, test).reset_index(drop=True)
     except SpecdecError as error:
-        return dataclasses.replace(judged, note=(verdicts.UNMEASURED, str(error)))
+        judged.why = str(error)
+        return judged
     if parts.empty:
-        why = "The runs here hold none of the rows that it compares"
-        return dataclasses.replace(judged, note=(verdicts.UNMEASURED, why))
+        judged.why = "The runs here hold none of the rows that it compares"
+        return judged
     # 3. what they say
-    finding = verdicts.weigh(parts, *claim.limit)
-    judged = dataclasses.replace(judged, parts=parts, finding=finding)
-    return dataclasses.replace(judged, note=_note(judged, rows))
+    judged.parts, judged.finding = parts, verdicts.weigh(parts, *claim.limit)
+    judged.verdict, judged.why = _exception(judged, rows)
+    return judged
 
 
-def _note(judged: Judged, rows: pd.DataFrame) -> tuple[str, str]:
+def _exception(judged: Judged, rows: pd.DataFrame) -> tuple[str, str]:
     """The verdict that takes the place of the one by numbers, and why; ("", "") for none."""
     test = judged.claim.test
     if judged.parts["still"].all():
         return verdicts.UNLEARNED, "What was trained does just what it did before"
     if judged.finding.verdict(judged.finding.p_value) != HOLDS:
+        # a training that shows nothing may have been too short
         short = []
         for name, paper in test.get("trained", {}).items():
-            trained = max(_parameter(run, name) for run in judged.runs)
+            trained = 0
+            for run in judged.runs:
+                # a run was given its steps, or noted them at its end
+                facts = items.settings_of(run) | (run.record()["results"] or {})
+                trained = max(trained, facts.get(name) or 0)
             if trained < LEAST_TRAINED * paper:
                 unit = name.replace("_", " ")
                 short.append(f"Only {trained:,} of {paper:,} {unit} were trained")
         return (verdicts.SHORT, ". ".join(short)) if short else ("", "")
-    # the rows whose place those of a method without learning take
+    # a claim that holds as well for a method without learning says nothing about learning
     side = "first" if "first" in test else "where"
     for where in test.get("beside", ()):
         replaced = {**test, side: {**test.get(side, {}), "terms": "", **where}}
@@ -460,14 +436,6 @@ def _note(judged: Judged, rows: pd.DataFrame) -> tuple[str, str]:
     return "", ""
 
 
-def _parameter(run: runs.Run, name: str) -> float:
-    """What a run was given, or noted at its end."""
-    record = run.record()
-    settings = record["config"].get("parameters", record["config"])
-    settings = settings | (record["results"] or {})
-    return settings.get(name) or 0
-
-
 def ledger(scale: str = "laptop", pair: str = "", shipped: bool = False) -> pd.DataFrame:
     """One row per claim, decided now.
 
@@ -475,13 +443,11 @@ def ledger(scale: str = "laptop", pair: str = "", shipped: bool = False) -> pd.D
     a paper. pair: whose measurements are used, default all. shipped: only rows of the checkout.
     """
     judged = [examine(claim, scale, pair, shipped) for claim in read_claims().values()]
-    p_values = {}
-    for paper in {claim.claim.paper for claim in judged}:
-        family = [claim for claim in judged if claim.claim.paper == paper]
-        adjusted = verdicts.adjusted([claim.finding for claim in family])
-        for claim, p_value in zip(family, adjusted, strict=True):
-            p_values[claim.claim.id] = p_value
-    return pd.DataFrame([claim.row(p_values[claim.claim.id]) for claim in judged])
+    papers = pd.Series([claim.claim.paper for claim in judged])
+    p_values = pd.Series(1.0, papers.index)
+    for places in papers.groupby(papers).groups.values():
+        p_values[places] = verdicts.adjusted([judged[place].finding for place in places])
+    return pd.DataFrame([claim.row(p) for claim, p in zip(judged, p_values, strict=True)])
 
 
 def sources(scale: str = "laptop", pair: str = "", richest: bool = False) -> list[runs.Run]:

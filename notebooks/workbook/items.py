@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import re
 from pathlib import Path
 
@@ -86,24 +87,19 @@ class Item:
         command = self.command
         if self.pairs and not command:
             numbers = [name.partition("_")[0] for name in (*self.reads, self.notebook)]
-            only = " ".join(dict.fromkeys(numbers))
             pair, *others = self.pairs
-            command = f"make book SCALE=paper ARGS='--only {only} -p pair {pair}'"
+            command = f"--only {' '.join(dict.fromkeys(numbers))} -p pair {pair}"
+            command = f"make book SCALE=paper ARGS='{command}'"
             if others:
                 command += f", and again for {', '.join(others)}"
-        if not command:
-            return ""
-        return f"{command} (about {self.hours:g} h, {self.gpu_gib} GiB of GPU memory)"
-
-
-def read_items() -> dict[str, Item]:
-    """{id: Item} of notebooks/items.yml, in its order."""
-    return _items_in(runs.workbook() / "notebooks" / "items.yml")
+        cost = f" (about {self.hours:g} h, {self.gpu_gib} GiB of GPU memory)"
+        return command and command + cost
 
 
 @functools.cache
-def _items_in(path: Path) -> dict[str, Item]:
-    return read_listed(path, Item)
+def read_items() -> dict[str, Item]:
+    """{id: Item} of notebooks/items.yml, in its order."""
+    return read_listed(runs.workbook() / "notebooks" / "items.yml", Item)
 
 
 def read_listed(path: Path, kind: type) -> dict:
@@ -144,24 +140,17 @@ def save(
     item = find_item(item_id)
     is_table = isinstance(content, pd.DataFrame | PaperTable)
     assert is_table == ("md" in FILES[item.kind]), "tables as tables, figures as figures"
-    # 1. what the json file says of it
-    shown = content if is_table else data
-    if isinstance(shown, PaperTable):
-        rows, doubts, lacking = shown.counts, list(shown.doubts), list(shown.lacking)
-    else:
-        # a table of pandas carries what is missing in its attrs
-        attributes = {} if shown is None else shown.attrs
-        count = len(shown) if shown is not None and sources else 0
-        rows, doubts = attributes.get("rows") or {"measured": count}, []
-        lacking = attributes.get("missing", [])
-    about = {
-        "item": item.id,
-        "title": item.title,
-        "notebook": item.notebook,
-        "missing": list(map(str, lacking if missing is None else missing)),
-        "rows": rows,
-        "doubts": doubts,
-    }
+    # 1. what the json file says of it; a table of pandas carries what is missing in its attrs
+    table = content if is_table else data
+    rows, doubts, lacking = {"measured": 0}, [], []
+    if isinstance(table, PaperTable):
+        rows, doubts, lacking = table.counts, list(table.doubts), list(table.lacking)
+    elif table is not None:
+        rows = table.attrs.get("rows") or {"measured": len(table) if sources else 0}
+        lacking = table.attrs.get("missing", [])
+    about = {"item": item.id, "title": item.title, "notebook": item.notebook}
+    about["missing"] = list(map(str, lacking if missing is None else missing))
+    about |= {"rows": rows, "doubts": doubts}
     if item.kind == "diagram":
         about["label"] = "illustration"
     # 2. the files
@@ -176,26 +165,30 @@ def save(
     return figures.save(content, stem, sources=sources, data=data, about=about)
 
 
+def settings_of(run: runs.Run) -> dict:
+    """What a run was asked for: the parameters of its notebook."""
+    config = run.record()["config"]
+    return config.get("parameters", config)
+
+
 def measured(name: str, scale="laptop", shipped: bool = False, **parameters) -> list[runs.Run]:
     """Finished runs called `name`, the newest first, here and (shipped: only) in the checkout.
 
     parameters: of its provenance or settings, such as pair="smollm2"; None leaves one open.
     drafter: default the pair's own. Only the newest of equal runs is given.
     """
-    chosen = {}
     parameters = {"drafter": "", **parameters}
+    required = {key: value for key, value in parameters.items() if value is not None}
+    chosen = {}
     for run in runs.find(name, scale, shipped):
         (row,) = provenance.of([run]).rows
-        config = run.record()["config"]
-        config = config.get("parameters", config)
-        facts = {key: fact for key, fact in row.items() if fact is not None}
-        facts = {"drafter": "", **config, **facts}
-        fits = True
-        for key, value in parameters.items():
-            fits = fits and (value is None or facts.get(key) == value)
-        if fits:
+        settings = settings_of(run)
+        # what the provenance does not say is what the settings say
+        facts = {"drafter": "", **settings}
+        facts |= {key: fact for key, fact in row.items() if fact is not None}
+        if {key: facts.get(key) for key in required} == required:
             # the first is the newest
-            chosen.setdefault(runs.canonical([config, row["pair"]]), run)
+            chosen.setdefault(runs.canonical([settings, row["pair"]]), run)
     return list(chosen.values())
 
 
@@ -242,18 +235,17 @@ class Drawn:
         """What is not there, in words; '' where nothing is said to be missing."""
         if self.state != PARTLY:
             return ""
-        suffix = " (not measured here)"
-        return f"without {'; '.join(text.removesuffix(suffix) for text in self.facts['missing'])}"
+        names = [text.removesuffix(" (not measured here)") for text in self.facts["missing"]]
+        return f"without {'; '.join(names)}"
 
     @functools.cached_property
     def sources(self) -> list[runs.Run]:
         """The finished runs that it comes from, as far as they are there."""
         finished: dict[str, runs.Run] = {}
         rows = self.facts.get("measured", ())
-        for name in {row["run"] for row in rows}:
-            for scale in runs.SCALES:
-                for run in runs.find(name, scale):
-                    finished.setdefault(run.key, run)
+        for name, scale in itertools.product({row["run"] for row in rows}, runs.SCALES):
+            for run in runs.find(name, scale):
+                finished.setdefault(run.key, run)
         return [finished[row["key"]] for row in rows if row["key"] in finished]
 
     @property
@@ -293,15 +285,13 @@ def status(scale: str = "laptop") -> pd.DataFrame:
     there = {**drawn(published=True), **drawn(scale)}
     rows = []
     for item in read_items().values():
-        row = {"item": item.id, "title": item.title, "state": NOT_MEASURED}
-        row |= {"missing": item.not_here, "scale": "", "notebook": item.notebook}
-        if item.id in there:
-            files = there[item.id]
-            row |= {"state": files.state, "scale": files.facts.get("label", "")}
-            if files.state != NOT_MEASURED:
-                row["missing"] = files.lacking
-        rows.append(row)
-    return pd.DataFrame(rows)
+        files = there.get(item.id)
+        state = files.state if files else NOT_MEASURED
+        missing = item.not_here if state == NOT_MEASURED else files.lacking
+        label = files.facts.get("label", "") if files else ""
+        rows.append((item.id, item.title, state, missing, label, item.notebook))
+    columns = ["item", "title", "state", "missing", "scale", "notebook"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def publish(scale: str = "laptop", also=(), replace: bool = False) -> pd.DataFrame:
@@ -331,14 +321,12 @@ def publish(scale: str = "laptop", also=(), replace: bool = False) -> pd.DataFra
                 used |= {run.key: run for run in files.sources}
         if paths:
             runs.replace_folder(figures_dir() / paper, paths)
-    # 3. the rows that they come from
+    # 3. the rows that they come from; large tables would make the repository slow to clone
     sources = {}
-    for run in used.values():
-        for pattern in RUN_FILES:
-            for path in sorted(run.directory.glob(pattern)):
-                # large tables would make the repository slow to clone
-                if path.stat().st_size <= MOST_RUN_MB * 1e6:
-                    sources[f"{run.directory.name}/{path.name}"] = path
+    for run, pattern in itertools.product(used.values(), RUN_FILES):
+        for path in sorted(run.directory.glob(pattern)):
+            if path.stat().st_size <= MOST_RUN_MB * 1e6:
+                sources[f"{run.directory.name}/{path.name}"] = path
     if sources:
         runs.replace_folder(figures_dir() / "measured", sources)
     runs.write_text(figures_dir() / "README.md", contents())
@@ -359,19 +347,15 @@ def _better(old: Drawn, new: Drawn, replace: bool) -> str:
 
 def fewer_rows(new: list[runs.Run], old: list[runs.Run]) -> str:
     """Of which table the new runs hold less than LEAST_PART of the old ones' rows; '' of none."""
-    here = _rows_of_tables(new)
-    for name, count in _rows_of_tables(old).items():
-        if here[name] < LEAST_PART * count:
-            return f"{count} in {name}, here {here[name]}"
+    counts = {"new": collections.Counter(), "old": collections.Counter()}
+    for side, sources in (("new", new), ("old", old)):
+        for run in sources:
+            for path in sorted(run.directory.glob("*.parquet")):
+                counts[side][f"{run.name}/{path.stem}"] += pq.read_metadata(path).num_rows
+    for name, count in counts["old"].items():
+        if counts["new"][name] < LEAST_PART * count:
+            return f"{count} in {name}, here {counts['new'][name]}"
     return ""
-
-
-def _rows_of_tables(sources: list[runs.Run]) -> collections.Counter:
-    counts = collections.Counter()
-    for run in sources:
-        for path in sorted(run.directory.glob("*.parquet")):
-            counts[f"{run.name}/{path.stem}"] += pq.read_metadata(path).num_rows
-    return counts
 
 
 def _rank(item: Drawn) -> int:
@@ -400,23 +384,24 @@ def contents(ledger: pd.DataFrame | None = None) -> str:
 
 def _line(item: Item, files: Drawn | None, ledger: pd.DataFrame | None) -> str:
     """An item's line of `contents`."""
-    paths, state, about = [], NOT_MEASURED, ""
+    # 1. the item, its state and its files
+    text, picture, links = NOT_MEASURED, "", []
     if files is not None:
-        paths = files.files()
-        state = ": ".join(filter(None, (files.state, files.lacking)))
-        about = f"<br><sub>{files.facts.get('label', '')}</sub>"
-    picture = ""
-    if files is not None and files.file("svg") in paths:
-        picture = f'<img src="{item.paper}/{item.name}.svg" width="160" alt="{item.title}">'
-    links = " ".join(f"[{path.suffix[1:]}]({item.paper}/{path.name})" for path in paths)
+        text = ": ".join(filter(None, (files.state, files.lacking)))
+        text += f"<br><sub>{files.facts.get('label', '')}</sub>"
+        for path in files.files():
+            links.append(f"[{path.suffix[1:]}]({item.paper}/{path.name})")
+            if path.suffix == ".svg":
+                place = f"{item.paper}/{path.name}"
+                picture = f'<img src="{place}" width="160" alt="{item.title}">'
+    text = f'<a id="{item.anchor}"></a>**{item.label}** {item.title}<br>{text}'
+    # 2. the claims about it by verdict
     verdicts = []
     if ledger is not None:
         for verdict, rows in ledger[ledger["item"] == item.id].groupby("verdict"):
             claims = [f"[{place}](claims.md#{claim})" for place, claim in enumerate(rows["id"], 1)]
             verdicts.append(f"{verdict}: {', '.join(claims)}")
-    anchor = f'<a id="{item.anchor}"></a>'
-    text = f"{anchor}**{item.label}** {item.title}<br>{state}{about}"
-    return f"| {picture} | {text} | {'<br>'.join(verdicts)} | {links} |"
+    return f"| {picture} | {text} | {'<br>'.join(verdicts)} | {' '.join(links)} |"
 
 
 def published_file(paper: str, item: str) -> Path:

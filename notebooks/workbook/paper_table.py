@@ -35,31 +35,28 @@ class PaperTable:
     doubts: tuple[str, ...] = ()
 
     @classmethod
-    def of(
-        cls, measured, published, value: str = "value", *, how: str = "", digits=2
-    ) -> PaperTable:
-        """From long rows with row, column, metric and `value`, or None where there are none.
+    def of(cls, measured, published, *, how: str = "", digits=2) -> PaperTable:
+        """From long rows with row, column, metric and value, or None where there are none.
 
         measured: also pair, prompts or turns, the ends of an interval. published: also target and
         doubt. how: the command that measures what is missing. digits: of all or {metric: digits}.
         """
         # 1. both sides, their columns and the marks of doubts
-        theirs = _filled(published, "target", value, digits)
-        ours = _filled(measured, "pair", value, digits)
+        theirs = _filled(published, "target", digits)
+        ours = _filled(measured, "pair", digits)
         sides = [side for side in (theirs, ours) if len(side)]
         if not sides:
             raise SpecdecError("there is nothing to show: neither measured nor published rows.")
-        heads = {}
-        for side in sides:
-            heads |= dict.fromkeys(zip(side["column"], side["metric"], strict=True))
-        several = len(sides) > 1 or any(side["whose"].nunique() > 1 for side in sides)
+        heads = pd.concat(sides)[["column", "metric"]].drop_duplicates()
         # one pair on either side needs no column for its name
+        several = len(sides) > 1 or sides[0]["whose"].nunique() > 1
         keys = ["whose", "row"] if several else ["row"]
-        doubts = [doubt for doubt in dict.fromkeys(theirs["doubt"]) if doubt]
         # a letter for each remark, in the order of the rows
+        doubts = [doubt for doubt in dict.fromkeys(theirs["doubt"]) if doubt]
         marks = {doubt: chr(ord("a") + place) for place, doubt in enumerate(doubts)}
         # 2. a block of cells for each side
-        blocks = [_block(side, list(heads), keys, marks) for side in (theirs, ours)]
+        columns = pd.MultiIndex.from_frame(heads, names=[None, None])
+        blocks = [_block(side, columns, keys, marks) for side in (theirs, ours)]
         # 3. the sentences below
         notes = [f"({mark}) {doubt}" for doubt, mark in marks.items()] + _equal(ours)
         rows = set(ours["row"])
@@ -116,71 +113,58 @@ class PaperTable:
         return table.set_axis(_flat(self.heads, ""), axis=1).reset_index().to_csv(index=False)
 
     def latex(self, caption: str, label: str) -> str:
-        """The parts as LaTeX tables (booktabs, graphicx), grouped heads where metrics differ."""
-        parts = list(self.parts())
-        texts = []
-        for place, (metric, heads) in enumerate(parts, 1):
-            table = pd.concat(self.blocks(heads), names=[""])
-            aligned = "l" * table.index.nlevels + "r" * len(heads)
-            if metric or len({name for _, name in heads}) == 1:
-                table = table.set_axis(_flat(heads, metric), axis=1)
-            table = table.reset_index()
-            # the title of a block stands in its first row
-            table.iloc[:, 0] = table.iloc[:, 0].mask(table.iloc[:, 0].duplicated(), "")
-            look = {"column_format": aligned, "multicolumn_format": "c"}
-            tabular = table.to_latex(index=False, escape=True, **look).strip()
-            head = f"{caption} Part {place}: {metric}." if metric else caption
-            notes = ""
-            if place == len(parts):
-                notes = "\\\\\n".join(map(tables.escaped, self.notes))
-            part_label = label if place == 1 else f"{label}-{place}"
-            texts.append(tables.latex_table(tabular, head, part_label, notes))
-        return "\n".join(texts)
+        """One LaTeX table (booktabs, graphicx), with grouped heads where metrics differ."""
+        table = pd.concat(self.blocks(self.heads), names=[""])
+        look = {"column_format": "l" * table.index.nlevels + "r" * len(self.heads)}
+        if len({metric for _, metric in self.heads}) == 1:
+            table = table.set_axis(_flat(self.heads, ""), axis=1)
+        table = table.reset_index()
+        # the title of a block stands in its first row
+        table.iloc[:, 0] = table.iloc[:, 0].mask(table.iloc[:, 0].duplicated(), "")
+        tabular = table.to_latex(index=False, escape=True, multicolumn_format="c", **look)
+        notes = "\\\\\n".join(map(tables.escaped, self.notes))
+        return tables.latex_table(tabular.strip(), caption, label, notes)
 
 
-def _filled(side, whose: str, value: str, digits) -> pd.DataFrame:
+def _filled(side, whose: str, digits) -> pd.DataFrame:
     """Long rows of one side with all columns that are read, and their printed form, text.
 
-    digits: of all, or {metric: digits} where 2 is usual. An empty frame for None.
+    An empty frame for None.
     """
     usual = {"metric": "", "doubt": "", "prompts": np.nan, "turns": np.nan}
     if side is None or side.empty:
-        return pd.DataFrame(columns=["whose", "row", "column", *usual, value, "text"])
-    need(side, "row", "column", value)
+        return pd.DataFrame(columns=["whose", "row", "column", *usual, "value", "text"])
+    need(side, "row", "column", "value")
+    usual["whose"] = side.get(whose, PUBLISHED)
+    side = side.assign(**{name: side.get(name, content) for name, content in usual.items()})
     side = side.reset_index(drop=True)
-    for name, content in usual.items():
-        if name not in side:
-            side[name] = content
-    side["whose"] = side.get(whose, PUBLISHED)
     side["doubt"] = side["doubt"].fillna("")
-    for name in ("row", "column", "metric", "whose"):
-        side[name] = side[name].astype(str)
+    names = ["row", "column", "metric", "whose"]
+    side[names] = side[names].astype(str)
     side["text"] = pd.Series(None, side.index, dtype=object)
     for metric, rows in side.groupby("metric"):
+        # 2 digits are usual
         places = digits.get(metric, 2) if isinstance(digits, dict) else digits
-        side.loc[rows.index, "text"] = tables.cells(rows, value, places)
+        side.loc[rows.index, "text"] = tables.cells(rows, "value", places)
     return side
 
 
-def _block(side: pd.DataFrame, heads: list, keys: list[str], marks: dict[str, str]) -> pd.DataFrame:
-    """One side as cells: rows by `keys`, columns by `heads`."""
-    columns = pd.MultiIndex.from_tuples(heads)
+def _block(side: pd.DataFrame, columns: pd.MultiIndex, keys: list[str], marks: dict[str, str]):
+    """One side as cells: rows by `keys`, columns by (column, metric)."""
     if side.empty:
         return pd.DataFrame(columns=columns)
-    cells = []
-    for text, doubt in zip(side["text"], side["doubt"], strict=True):
-        cells.append(f"{text} ({marks[doubt]})" if doubt and text else text)
+    doubted = (side["doubt"] != "") & side["text"].astype(bool)
+    cells = side["text"].mask(doubted, side["text"] + " (" + side["doubt"].map(marks) + ")")
     long = side.assign(cell=cells, row=side["row"] + _counted(side))
     twice = long[long.duplicated([*keys, "column", "metric"])]
     if len(twice):
         names = twice[[*keys, "column", "metric"]].iloc[0].tolist()
         raise SpecdecError(f"two rows stand for {names}; select one run or aggregate first.")
     wide = long.pivot(index=keys, columns=["column", "metric"], values="cell")
-    order = long[keys].drop_duplicates()
-    order = pd.MultiIndex.from_frame(order) if len(keys) > 1 else pd.Index(order["row"])
-    return (
-        wide.loc[order].rename_axis(index=["model", "row"][-len(keys) :]).reindex(columns=columns)
-    )
+    # pivot sorts; the rows stay as they came
+    order = long.set_index(keys).index.unique()
+    wide.index.names = wide.index.names if len(keys) == 1 else ["model", "row"]
+    return wide.loc[order].reindex(columns=columns)
 
 
 def _counted(side: pd.DataFrame) -> pd.Series:

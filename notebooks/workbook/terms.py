@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from specdec.identity import EQUAL, GRID, LIVE, OFFICIAL, PAPER, STATIC, Method
 from specdec.policies import ltd, radar, resps, value
 from specdec.policies.base import changed, chose, load_policy
 from specdec.replays.replay import answer_ms, replay
-from specdec.replays.static_trees import SETTING, best_static, fastest, setting, static_grid
+from specdec.replays.static_trees import best_static, fastest, setting, static_grid
 from specdec.training.controllers import train_ltd, train_resps
 from specdec.training.env import LiveSource
 from specdec.training.radar import distributions_of, latency_ms, rows_for, train_radar
@@ -130,15 +131,13 @@ class Arena:
             if name not in TERMS:
                 raise nearest_name_error("terms", name, TERMS)
         jobs = []
-        for number, seed in enumerate(seeds):
-            for name in terms:
-                if name == LIVE:
-                    # live rows are slow and noisy: one seed
-                    possible = bool(self.live_prompts) and number == 0
-                else:
-                    possible = name == EQUAL or self.wide is not None
-                if possible:
-                    jobs += [Job(system, name, seed) for system in TERMS[name]]
+        for seed, name in itertools.product(seeds, terms):
+            possible = name == EQUAL or self.wide is not None
+            if name == LIVE:
+                # live rows are slow and noisy: one seed
+                possible = bool(self.live_prompts) and seed == seeds[0]
+            if possible:
+                jobs += [Job(system, name, seed) for system in TERMS[name]]
         return jobs
 
     def home(self, job: Job):
@@ -203,6 +202,7 @@ def best_of_grids(trace, costs, systems=tuple(GRIDS)) -> dict[Method, list[Polic
     benchmarks = trace.turns["suite"].str.rpartition("/")[2]
     methods = {}
     for system in systems:
+        # 1. the prompts and the trees that were recorded
         turns = chosen_on
         if system == LTD:
             turns = chosen_on & (benchmarks == CHOSEN_FOR_LTD)
@@ -210,20 +210,16 @@ def best_of_grids(trace, costs, systems=tuple(GRIDS)) -> dict[Method, list[Polic
         for tree in GRIDS[system]:
             is_small = tree.top_k in trace.top_ks and tree.verify_nodes <= trace.most_nodes
             if is_small and tree.depth <= trace.depth_of(tree.top_k, ()):
-                trees.append(tree)
+                trees.append(setting(tree))
         if not turns.any() or not trees:
             continue
-        totals = sorted({tree.total_tokens for tree in trees})
-        depths = sorted({tree.depth for tree in trees})
-        top_ks = sorted({tree.top_k for tree in trees})
-        table = static_grid(trace.select(turns), costs, totals, depths, top_ks, [()])
-        allowed = [tuple(setting(tree).values()) for tree in trees]
-        inside = pd.MultiIndex.from_frame(table[SETTING]).isin(allowed)
-        best = fastest(table[inside].reset_index(drop=True))
-        preset = system
-        if len(trees) < len(GRIDS[system]):
-            preset += ", as far as recorded"
-        methods[Method(STATIC, GRID, preset)] = [Static.of(best)]
+        # 2. the fastest among them
+        inside = pd.DataFrame(trees)
+        values = [sorted(inside[name].unique()) for name in ("total_tokens", "depth", "top_k")]
+        table = static_grid(trace.select(turns), costs, *values, [()])
+        best = fastest(table.merge(inside))
+        cut = "" if len(trees) == len(GRIDS[system]) else ", as far as recorded"
+        methods[Method(STATIC, GRID, system + cut)] = [Static.of(best)]
     return methods
 
 
@@ -281,9 +277,13 @@ def config_of(arena: Arena, job: Job, option=None):
             width = arena.trace.features.shape[1] // config.layers
             config = changed(config, {"hidden_size": width})
     config = lengthened(config, arena.terms.effort)
-    if job.terms == LIVE:
-        config = briefly(config, arena.live_decisions)
-    return config
+    if job.terms != LIVE:
+        return config
+    # live decisions are few, and later rounds are left out
+    changes = {f"{name}.total_steps": arena.live_decisions for name in _ppos(config)}
+    if hasattr(config, "rounds"):
+        changes["rounds"] = config.rounds[:2]
+    return lengthened(changed(config, changes), 1.0, arena.live_decisions)
 
 
 def lengthened(config, effort: float, most: int | None = None):
@@ -295,9 +295,7 @@ def lengthened(config, effort: float, most: int | None = None):
     for name, ppo in _ppos(config).items():
         decisions = round(ppo.total_steps * effort)
         # less than one rollout is a shorter one, in steps of eight environments
-        steps = min(ppo.n_steps, max(8, decisions - decisions % 8))
-        if most is not None:
-            steps = min(steps, most)
+        steps = min(ppo.n_steps, max(8, decisions - decisions % 8), most or ppo.n_steps)
         changes[f"{name}.n_steps"] = steps
         changes[f"{name}.batch_size"] = min(ppo.batch_size, steps)
         changes[f"{name}.total_steps"] = max(1, round(decisions / steps)) * steps
@@ -305,14 +303,6 @@ def lengthened(config, effort: float, most: int | None = None):
         if hasattr(config, name):
             changes[name] = max(1, round(getattr(config, name) * effort))
     return changed(config, changes)
-
-
-def briefly(config, decisions: int):
-    """`config` for a live training of so many decisions; of LTD without the later rounds."""
-    changes = {f"{name}.total_steps": decisions for name in _ppos(config)}
-    if hasattr(config, "rounds"):
-        changes["rounds"] = config.rounds[:2]
-    return lengthened(changed(config, changes), 1.0, decisions)
 
 
 def _ppos(config) -> dict:
@@ -326,10 +316,10 @@ def _ppos(config) -> dict:
 
 def radar_recording(arena: Arena, config: radar.RadarConfig):
     """What RADAR learns from: as published exact distributions, else text that was sampled."""
-    if config.exact is False:
-        return arena.trace
     recordings = [arena.sampled, arena.wide, arena.trace]
     recordings = [recording for recording in recordings if recording is not None]
+    if config.exact is False:
+        return arena.trace
     for recording in recordings:
         if distributions_of(recording, config.exact, config.tree) is not None:
             return recording
@@ -386,11 +376,10 @@ def priced(arena: Arena, key: str, trace, policy: Policy | None) -> float:
     path = arena.folder / "answers.json"
     prices = runs.found(path)
     if key not in prices:
-        if policy is None:
-            prices[key] = 0.0
-        elif arena.pair is not None:
+        prices[key] = 0.0
+        if policy is not None and arena.pair is not None:
             prices[key] = measured_answer_ms(arena.pair, copy.deepcopy(policy), arena.costs)
-        else:
+        elif policy is not None:
             tune = trace.select(part="tune")
             prices[key] = answer_ms(tune, copy.deepcopy(policy), arena.costs)
         runs.write_json(path, prices)
@@ -432,18 +421,15 @@ def train(arena: Arena, job: Job) -> Policy:
         return saved(folder)
     began = time.perf_counter()
     # 1. what is chosen for it, and on which part
-    option = None
-    key = f"{job.system}-{job.terms}"
+    option, key = None, f"{job.system}-{job.terms}"
+    grid = "as in the paper" if job.terms == PAPER else "as in its code"
+    choices = [("action grid, recipe", "none", grid)]
     if job.on_equal_terms:
         best = choose(arena, job.system)["option"]
-        option = arena.options(job.system)[best]
-        key = f"{job.system}-{best}"
+        option, key = arena.options(job.system)[best], f"{job.system}-{best}"
         choices = [("interval" if job.system == RESPS else "width", "tune", option)]
         if job.system in (LTD, RADAR):
             choices.append(("nodes to begin with", "tune", arena.start(option).text))
-    else:
-        grid = "as in the paper" if job.terms == PAPER else "as in its code"
-        choices = [("action grid, recipe", "none", grid)]
     # 2. the training
     config = config_of(arena, job, option)
     asking_ms = priced(arena, key, arena.home(job), untrained(arena, job.system, config))
@@ -461,12 +447,9 @@ def train(arena: Arena, job: Job) -> Policy:
 
 def save(policy: Policy, folder: Path) -> None:
     """Into folder/policy, or of LTD's two into folder/policy/depth and folder/policy/size."""
-    if len(policy.policies) == 1:
-        policy.save(folder / "policy")
-        return
-    depth, size = policy.policies
-    depth.save(folder / "policy" / "depth")
-    size.save(folder / "policy" / "size")
+    names = ["depth", "size"] if len(policy.policies) == 2 else [""]
+    for name, part in zip(names, policy.policies, strict=True):
+        part.save(folder / "policy" / name)
 
 
 def saved(folder: Path) -> Policy:

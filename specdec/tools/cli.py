@@ -655,7 +655,7 @@ def use_book(args) -> int:
     if args.action == "run":
         return reproduce(args)
     if args.action == "lab":
-        return book.open_lab([])
+        return book.open_lab()
     if args.action == "contents":
         lines = [book.contents(args.scale)]
     elif args.action == "pages":

@@ -15,7 +15,7 @@ runs.write_text(runs.runs_dir(scale) / '{name}.txt', f'{{scale}} {{seed}} {{rate
 BOOK = """
 - {name: 00_first, main: true, writes: ["runs/{scale}/first.txt"], cost: {laptop: 1 s},
    parameters: {laptop: {seed: 1}, paper: {seed: 2}}}
-- {name: 10_second, main: true, reads: ["runs/{scale}/first.txt"],
+- {name: 10_second, main: true, reads: {first: "runs/{scale}/first.txt"},
    writes: ["runs/{scale}/second.txt"]}
 - {name: 20_third}
 """
