@@ -47,9 +47,9 @@ def decode_live(
     policies: dict,
     suites: list[str],
     baselines: Baselines,
-    config: EvaluateConfig | None = None,
+    config=None,
     *,
-    seeds: int = 1,
+    seeds=1,
     calibration: CalibrateConfig | None = None,
     **settings,
 ) -> Live:

@@ -199,15 +199,9 @@ def save(
 
 
 def write(
-    stem: Path,
-    shown: str,
-    csv: str,
-    latex: Callable[[str, str], str],
-    *,
-    origin: provenance.Provenance,
-    about: dict | None = None,
+    stem: Path, shown: str, csv: str, latex: Callable, *, origin, about: dict | None = None
 ) -> list[Path]:
-    """Write the files of `save` from their texts. latex: of a caption and a label."""
+    """Write the files of `save` from their texts; `latex` makes one of a caption and a label."""
     stem = Path(stem)
     about = about or {}
     texts = {"md": f"*{origin.label}*\n\n{shown}\n", "csv": csv}
