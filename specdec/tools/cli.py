@@ -23,9 +23,18 @@ ACTIONS = ("run", "contents", "pages", "student", "lab", "tidy")
 SCALES = ("laptop", "paper")
 VARIANTS = ("max_entropy", "standard")
 RECORDINGS = "record"  # the name of the runs that `record` writes
+
+
+def count_of(text: str) -> int:
+    """A number such as 500k or 3M."""
+    thousands = {"k": 1_000, "M": 1_000_000}
+    return int(float(text.rstrip("kM")) * thousands.get(text[-1:], 1))
+
+
 FLAG: dict[str, Any] = {"action": "store_true"}
 WORDS: dict[str, Any] = {"nargs": "*", "action": "extend", "default": []}
 NUMBERS: dict[str, Any] = {"nargs": "*", "type": int, "default": ()}
+TUNED: dict[str, Any] = {"default": "tuned"}
 # name -> (help, the other arguments of argparse's add_argument)
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     # the pair and its place
@@ -44,10 +53,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "data": ("conversations (drafters) or a file of prompts (controllers)", {}),
     # decoding and measuring
     "prompt": ("text to continue; a user message if the pair has a chat template", {}),
-    "policy": (
-        "autoregressive, eagle3, static:60,7,10, or a policy's folder",
-        {"default": "tuned"},
-    ),
+    "policy": ("autoregressive, eagle3, static:60,7,10, or a policy's folder", TUNED),
     "methods": ("methods to compare, as for --policy", WORDS),
     "max_new_tokens": ("maximum number of new tokens per answer", {"type": int, "default": 128}),
     "temperature": ("0 decodes greedily", {"type": float, "default": 0.0}),
@@ -72,16 +78,13 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "fields": ("change settings of the objective, such as beta=0.1", WORDS),
     "start_from": ("folder of the drafter to continue from", {}),
     "minutes": ("stop after this many minutes, not the preset's steps", {"type": float}),
-    "steps": (
-        "length of the training in steps or decisions (default: the preset's)",
-        {"type": int},
-    ),
+    "steps": ("length of the training, or its decisions, not the preset's", {"type": int}),
     "restart": ("start over instead of continuing a run", FLAG),
     "budget": ("training length in decisions", {"choices": SCALES, "default": "laptop"}),
     "variant": ("variant of Re-SpS", {"choices": VARIANTS, "default": "max_entropy"}),
     "order": ("section of LTD's paper for its rounds", {"choices": ("6.1", "4"), "default": "6.1"}),
     "out": ("output folder or file", {}),
-    "tokens": ("answer tokens in the folder, such as 500k or 3M", {"default": "3M"}),
+    "tokens": ("answer tokens in the folder", {"type": count_of, "default": "3M"}),
     "answer_tok": ("maximum number of tokens of an answer", {"type": int, "default": 320}),
     "prompts": ("file of prompts to answer before others are made up", {}),
     # the book
@@ -159,8 +162,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. `arguments` default to the process's own."""
     args = parser().parse_args(arguments)
-    usual = warnings.formatwarning
     # a warning without its line of code
+    usual = warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"specdec: {message}\n"
     try:
         return args.run(args) or 0
@@ -480,17 +483,11 @@ def generate_data(args) -> None:
     """let a chat model write prompts and answers to train its drafter on"""
     from specdec.training.drafter import generate_data as chats
 
-    thousands = {"k": 1_000, "M": 1_000_000}
-    try:
-        total = int(float(args.tokens.rstrip("kM")) * thousands.get(args.tokens[-1:], 1))
-    except ValueError:
-        raise SpecdecError(f"--tokens takes 500k or 3M, not {args.tokens!r}.") from None
     settings = options_of(args, "seed answer_tok")
     config = chats.ChatConfig(**settings, prompts=Path(args.prompts or chats.PROMPTS))
-    end = {"tokens": total, "minutes": args.minutes}
+    end = options_of(args, "tokens minutes")
     files = chats.generate_chats(Models.of(args).load(), config, args.out, **end)
-    counts = ", ".join(f"{name} {count:,}" for name, count in files.counts.items())
-    print(f"{args.out} holds {files.answer_tok:,} answer tokens ({counts}).")
+    print(f"{args.out} holds {files.answer_tok:,} answer tokens ({dict(files.counts)}).")
 
 
 @command("score", "POLICY trace costs")
