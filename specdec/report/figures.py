@@ -191,10 +191,9 @@ def time_split(table: pd.DataFrame, *, title=""):
             lengths = table[part].to_numpy(float)
             label = part.removesuffix("_ms")
             bars = axes.barh(names, lengths, left=left, color=colour, label=label)
+            shares = (lengths / table["total_ms"]).map("{:.0%}".format)
             # narrow slices have no room for a number
-            shares = []
-            for share in lengths / table["total_ms"]:
-                shares.append(f"{share:.0%}" if share >= 0.06 else "")
+            shares = shares.where(lengths / table["total_ms"] >= 0.06, "")
             axes.bar_label(bars, shares, label_type="center", color=ink(colour))
             left += lengths
         axes.invert_yaxis()

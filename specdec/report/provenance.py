@@ -67,17 +67,13 @@ class Provenance:
         """For each scale the measured pairs, dtypes and devices: in every picture and table."""
         if not self.rows:
             return "nothing measured here"
-        models: dict[str, list[str]] = {}
-        devices: dict[str, list[str]] = {}
-        for row in self.rows:
-            scale = scale_of(row)
-            model = f"{row['pair'] or 'unknown pair'} {row['dtype'] or ''}".strip()
-            device = {"cpu": "CPU", "cuda": "GPU"}.get(row["device"], "unknown device")
-            models.setdefault(scale, []).append(model)
-            devices.setdefault(scale, []).append(device)
         parts = []
-        for scale in models:
-            parts.append(f"{scale} scale: {_joined(models[scale])} on {_joined(devices[scale])}")
+        for scale in dict.fromkeys(map(scale_of, self.rows)):
+            rows = [row for row in self.rows if scale_of(row) == scale]
+            names = (f"{row['pair'] or 'unknown pair'} {row['dtype'] or ''}" for row in rows)
+            devices = {"cpu": "CPU", "cuda": "GPU"}
+            places = (devices.get(row["device"], "unknown device") for row in rows)
+            parts.append(f"{scale} scale: {_joined(map(str.strip, names))} on {_joined(places)}")
         return "; ".join(parts)
 
     @property

@@ -62,6 +62,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "force": ("start over instead of continuing or reusing a run", FLAG),
     "gpu": ("compute from this GPU's data sheet: a100, h100, rtx3090 or t4", {}),
     "seconds": ("duration of the measurement", {"type": float, "default": 45.0}),
+    "cpu_time": ("measure processor time, not the wall clock (one thread)", FLAG),
     "estimate": ("only print the estimated time and space", FLAG),
     # recordings
     "depth": ("draft forwards after the first of the deepest tree", {"type": int, "default": 12}),
@@ -500,14 +501,14 @@ def score(args) -> None:
     print(f"\n{result.sentence}")
 
 
-@command("calibrate", "seconds seed", PAIR, PLACE)
+@command("calibrate", "seconds seed cpu_time", PAIR, PLACE)
 def calibrate(args) -> None:
     """measure the time of every part of a cycle on this machine"""
     from specdec.core.pair import dtype_name
     from specdec.costs.calibrate import calibrate as measure
 
     pair = Models.of(args).load()
-    costs = measure(pair, **options_of(args, "seconds seed"))
+    costs = measure(pair, **options_of(args, "seconds seed cpu_time"))
     dtype = dtype_name(pair.target.dtype)
     print(costs.save(costs_file(pair.name, dtype)))
     tree = keep_tree(pair.name, dtype)
