@@ -55,7 +55,7 @@ def workbook() -> Path:
     """The folder of notebooks/ and figures/. SpecdecError without notebooks."""
     notebooks = machine.notebooks_folder()
     if notebooks is None or not (notebooks / "book.yml").is_file():
-        advice = f"name their folder with --notebooks, or in {machine.NOTEBOOKS_VARIABLE}"
+        advice = f"name their folder in {machine.NOTEBOOKS_VARIABLE}"
         raise SpecdecError(f"this needs the notebooks of a checkout; {advice}.")
     return notebooks.parent
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import random
 import shutil
 from collections.abc import Callable
@@ -68,13 +67,7 @@ class EvaluateConfig(Sampling):
 
 @runs.with_settings(EvaluateConfig)
 def evaluate(
-    methods: dict,
-    suites,
-    pair: Pair,
-    config: EvaluateConfig | None = None,
-    *,
-    between: Callable | None = None,
-    **settings,
+    methods: dict, suites, pair: Pair, config=None, *, between: Callable | None = None, **settings
 ) -> runs.Run:
     """Decode `suites` with every method; returns the Run with prompts.parquet and cycles.parquet.
 
@@ -121,9 +114,8 @@ def _check(pair: Pair, policies: dict, items: list, config: EvaluateConfig) -> N
     check_integer("repeats", config.repeats, 1)
     check_countable(pair, config.cpu_time)
     openings(pair, items, config.max_new_tokens)
-    is_elsewhere = checked_place(config.on, config.jobs) is not None
     for label, policy in policies.items():
-        if is_elsewhere and isinstance(policy, DraftedBy):
+        if config.on and isinstance(policy, DraftedBy):
             why = f"method {label!r} has its own drafter in memory"
             raise SpecdecError(f"{why}; leave `on` out for it.")
         for item in items:
@@ -154,12 +146,9 @@ def _identity(pair: Pair, policies: dict, items: list, config: EvaluateConfig) -
 
 def check_countable(pair: Pair, cpu_time: bool) -> None:
     """SpecdecError if processor time would not measure decoding time."""
-    threads = torch.get_num_threads()
-    kind = pair.target.device.type
-    if cpu_time and (threads != 1 or kind != "cpu"):
-        why = f"processor time counts one thread on a CPU, but there are {threads} on {kind}"
-        advice = "call torch.set_num_threads(1) and load the pair on the CPU"
-        raise SpecdecError(f"{why}; {advice}, or measure with cpu_time=False.")
+    if cpu_time and (torch.get_num_threads() != 1 or pair.target.device.type != "cpu"):
+        why = "processor time counts one thread on a CPU"
+        raise SpecdecError(f"{why}; call torch.set_num_threads(1) and load the pair on the CPU.")
 
 
 @dataclass
@@ -301,22 +290,6 @@ def is_crowded(prompts: pd.DataFrame) -> bool:
     return machine.is_crowded(np.average(counted["neighbours"], weights=counted["total_ms"]))
 
 
-def decode_rounds(methods: dict, prompts, pair: Pair, **settings) -> tuple:
-    """The rows of `evaluate`, of prompts and of cycles, without a run: nothing is written."""
-    config = runs.configured(None, EvaluateConfig, settings)
-    check_countable(pair, config.cpu_time)
-    bench = _Bench(pair, named_methods(methods), gather(prompts), config, None)
-    turns = []
-    cycles = []
-    with clock.by_processor_time(config.cpu_time):
-        bench.decode_all(bench.items[0], repeat=0)  # warms up
-        for repeat, item in itertools.product(range(config.repeats), bench.items):
-            prompt_rows, cycle_rows = bench.decode_all(item, repeat)
-            turns += prompt_rows
-            cycles += cycle_rows
-    return pd.DataFrame(turns), pd.DataFrame(cycles)
-
-
 def _measure_elsewhere(source: dict, bench: _Bench, job: tuple[int, int]) -> None:
     """A task of `evaluate` in another process: writes one prompt's rows into the run's folder."""
     replace(bench, pair=load.load_again(**source)).measure([job])
@@ -327,20 +300,14 @@ def summary(run: runs.Run, baseline: str | None = None) -> pd.DataFrame:
 
     calls: draft forwards. prefill_frac: of the total time. crowded: others used the cores, so there
     is no result. <share>_frac of SHARES: of the time in cycles.
-
-    >>> import specdec
-    >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> methods = {"plain": "autoregressive", "tree": specdec.Static(8, 3, 2)}
-    >>> few = dict(max_new_tokens=8, name="example", progress=False)
-    >>> table = summary(specdec.evaluate(methods, {"mine": ["What is 2 + 3?"]}, pair, **few))
-    >>> table[["suite", "method", "prompts", "same_frac"]].values.tolist()
-    [['mine', 'plain', 1, 1.0], ['mine', 'tree', 1, 1.0]]
     """
     prompts = run.read_table("prompts")
     config = run.record()["config"]
-    # a copy measures the noise and is no hypothesis
-    family = set(config["methods"]) - {twin for _, twin in _twins(config["methods"])}
-    table = stats.compare(prompts, baseline or config["baseline"], family=family)
+    # a method under a second name measures the noise and is no hypothesis
+    family = {}
+    for name, described in config["methods"].items():
+        family.setdefault(runs.canonical(described), name)
+    table = stats.compare(prompts, baseline or config["baseline"], family=set(family.values()))
     # 1. counts, texts and prefill
     keys = ["suite", "method"]
     prompts = stats.with_all(prompts)
@@ -358,14 +325,3 @@ def summary(run: runs.Run, baseline: str | None = None) -> pd.DataFrame:
         added[f"{part}_frac"] = times[f"{part}_ms"] / times["total_ms"]
     table = table.merge(added.reset_index(), on=keys, how="left")
     return stats.in_order(table, list(config["methods"]))
-
-
-def _twins(methods: dict) -> list[tuple[str, str]]:
-    """Pairs of a method and a later one that is identical except for its name."""
-    first: dict[str, str] = {}
-    twins = []
-    for name, described in methods.items():
-        earlier = first.setdefault(runs.canonical(described), name)
-        if earlier != name:
-            twins.append((earlier, name))
-    return twins

@@ -20,7 +20,6 @@ from specdec.core.policy import Policy, RandomPolicy, Static
 from specdec.core.records import EXTEND, SIZE, SUMS, with_rates
 from specdec.core.tree_config import TREES, TreeConfig
 from specdec.costs.calibrate import measured_answer_ms
-from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, warn
 from specdec.evaluation import stats
 from specdec.evaluation.methods import AUTOREGRESSIVE, load_controller
@@ -30,7 +29,6 @@ from specdec.policies.base import choices_of, chose, shipped_folder
 from specdec.replays.oracle import clairvoyant, headroom
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import SETTING, fastest, static_grid
-from specdec.replays.trace import Trace
 
 CHOSEN_ON = ("train", "tune")
 DEFAULTS = (TREES["eagle3"], TREES["eagle3-scripts"])
@@ -179,16 +177,16 @@ class Comparison:
 
 
 def compare_replay(
-    trace: Trace,
-    costs: CostModel,
+    trace,
+    costs,
     policies: dict,
     *,
     baselines: Baselines | None = None,
-    part: str = "test",
+    part="test",
     policy_ms: dict | None = None,
     pair=None,
-    random_seeds: tuple[int, ...] = (0, 1, 2),
-    progress: bool = True,
+    random_seeds=(0, 1, 2),
+    progress=True,
 ) -> Comparison:
     """Replay the turns of a part of the recording with `policies` and with all baselines.
 

@@ -10,16 +10,15 @@ import numpy as np
 import pandas as pd
 
 from specdec import identity, runs
-from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.core.records import TURN
 from specdec.costs.calibrate import Calibration
-from specdec.costs.measure import CalibrateConfig
+from specdec.costs.measure import CalibrateConfig as CalibrateConfig
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
 from specdec.evaluation import compare, metrics, stats
 from specdec.evaluation.bench import EvaluateConfig, evaluate
-from specdec.evaluation.compare import PER_SUITE, RANDOM, RATIOS, TUNED, Baselines, Comparison
+from specdec.evaluation.compare import PER_SUITE, RANDOM, RATIOS, TUNED, Comparison
 from specdec.evaluation.methods import AUTOREGRESSIVE
 from specdec.identity import Method
 
@@ -43,15 +42,7 @@ class Live:
 
 @runs.with_settings(LIVE)
 def decode_live(
-    pair: Pair,
-    policies: dict,
-    suites: list[str],
-    baselines: Baselines,
-    config: EvaluateConfig | None = None,
-    *,
-    seeds: int = 1,
-    calibration: CalibrateConfig | None = None,
-    **settings,
+    pair, policies: dict, suites, baselines, config=None, *, seeds=1, calibration=None, **settings
 ) -> Live:
     """Decode the test part of `suites` with plain decoding, baselines and policies, interleaved
     prompt by prompt.

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -78,10 +77,8 @@ class Bench:
         rows = pd.concat([self.turns, replayed.table.assign(method="policy")], ignore_index=True)
         table = stats.summarise(rows, RATIOS, rate=stats.SPEED, pool=True)
         row = table[(table["suite"] == "all") & (table["method"] == "policy")].iloc[0]
-        columns = {"machine": self.costs.name, "prompts": int(row["prompts"])}
-        for ratio in RATIOS:
-            for name in stats.spread_names(ratio):
-                columns[name] = float(row[name])
+        names = [*stats.spread_names("speedup"), *stats.spread_names("over_tuned")]
+        columns = {"machine": self.costs.name, **row[["prompts", *names]]}
         tuned_ms = replayed.ms_per_tok * row["over_tuned"]
         columns["headroom_frac"] = headroom(replayed.ms_per_tok, tuned_ms, self.bound_ms)
         columns["tau"] = replayed.tau
@@ -117,13 +114,7 @@ class Score:
 
 
 def score(
-    policy: Policy | str | Path,
-    *,
-    trace: Trace | str | Path | None = None,
-    costs: CostModel | str | Path | None = None,
-    machines: Sequence[str] = MACHINES,
-    policy_ms: float | None = None,
-    progress: bool = True,
+    policy, *, trace=None, costs=None, machines=MACHINES, policy_ms=None, progress=True
 ) -> Score:
     """Judge one controller, in seconds and without a model.
 
@@ -147,9 +138,7 @@ def score(
     return Score(name, pd.DataFrame(rows))
 
 
-def course(
-    trace: Any = None, costs: Any = None, machines: Sequence[str] = MACHINES, progress: bool = False
-) -> list[Bench]:
+def course(trace=None, costs=None, machines=MACHINES, progress=False) -> list[Bench]:
     """A Bench for the recording's own prices and one for each machine."""
     if trace is None and costs is None:
         return [_shipped(name) for name in tqdm(("", *machines), disable=not progress)]

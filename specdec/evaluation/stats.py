@@ -94,12 +94,7 @@ def per_prompt(rows: pd.DataFrame, quantities=(TOKENS, TIME, CYCLES, CYCLE_TOKEN
 
 
 def summarise(
-    rows: pd.DataFrame,
-    baselines: dict[str, str],
-    *,
-    rate: tuple[str, str] = (TOKENS, TIME),
-    family: Collection[str] | None = None,
-    pool: bool | None = None,
+    rows, baselines: dict[str, str], *, rate=(TOKENS, TIME), family=None, pool: bool | None = None
 ) -> pd.DataFrame:
     """One row per suite and method: its rate relative to that of each baseline, with paired
     intervals over prompts.

@@ -63,13 +63,7 @@ def default_grid() -> list[TreeConfig]:
 
 @runs.with_settings(TUNED)
 def tune_static(
-    pair: Pair,
-    prompts: Iterable,
-    grid: list[TreeConfig] | None = None,
-    config: EvaluateConfig | None = None,
-    *,
-    most: int = 60,
-    **settings,
+    pair: Pair, prompts, grid: Iterable[TreeConfig] = (), config=None, *, most=60, **settings
 ) -> Tuning:
     """Find the fastest static tree for `pair` on this machine.
 
@@ -87,9 +81,7 @@ def tune_static(
     """
     # 1. the trees, and the prompts in a random order
     config = runs.configured(config or TUNED, EvaluateConfig, settings)
-    trees = list(grid) if grid is not None else default_grid()
-    if not trees:
-        raise SpecdecError("the grid of trees is empty; give at least one TreeConfig.")
+    trees = list(grid) or default_grid()
     by_name = not isinstance(prompts, dict) and all(isinstance(name, str) for name in prompts)
     chosen = dict(limit=config.limit, folder=config.folder, part=PART if by_name else None)
     items = gather(prompts, seed=config.seed, **chosen)

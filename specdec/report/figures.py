@@ -191,10 +191,9 @@ def time_split(table: pd.DataFrame, *, title=""):
             lengths = table[part].to_numpy(float)
             label = part.removesuffix("_ms")
             bars = axes.barh(names, lengths, left=left, color=colour, label=label)
+            shares = (lengths / table["total_ms"]).map("{:.0%}".format)
             # narrow slices have no room for a number
-            shares = []
-            for share in lengths / table["total_ms"]:
-                shares.append(f"{share:.0%}" if share >= 0.06 else "")
+            shares = shares.where(lengths / table["total_ms"] >= 0.06, "")
             axes.bar_label(bars, shares, label_type="center", color=ink(colour))
             left += lengths
         axes.invert_yaxis()
@@ -204,40 +203,27 @@ def time_split(table: pd.DataFrame, *, title=""):
     return figure
 
 
-def curves(
-    table: pd.DataFrame,
-    x: str,
-    y: str,
-    *,
-    by: str,
-    panel=None,
-    labels=(),
-    sharey=False,
-    zero=True,
-    title="",
-    note="",
-):
+def curves(table, x: str, y: str, *, by: str, panel="", labels=(), sharey=False, zero=True, **head):
     """Lines of long rows: y against x, one line per value of `by`, named at its end.
 
     panel: a column with one panel per value. labels: what to write at the two axes, default the
-    columns' names. sharey: one scale of y in all panels. zero: it begins at 0.
+    columns' names. sharey: one scale of y in all panels. zero: it begins at 0. head: title and
+    note of `drawn`.
     """
     need(table, x, y, by)
-    panels = [("", table)]
-    if panel is not None:
-        panels = list(table.groupby(panel, sort=False))
+    panels = list(table.groupby(panel, sort=False)) if panel else [("", table)]
     x_label, y_label = labels or (x, y)
     lines = list(table[by].unique())
     names = lines
     if not isinstance(lines[0], str):
         names = [f"{by.replace('_', ' ')} {line}" for line in lines]
-    with drawn(title=title, note=note) as (figure, _):
+    with drawn(**head) as (figure, _):
         all_axes = figure.subplots(1, len(panels), sharey=sharey, squeeze=False)[0]
-        for axes, (head, rows) in zip(all_axes, panels, strict=True):
+        for axes, (name, rows) in zip(all_axes, panels, strict=True):
             for number, line in enumerate(lines):
                 if (rows[by] == line).any():
                     draw_line(axes, rows[rows[by] == line], x, y, number, names[number])
-            axes.set(xlabel=x_label, title=str(head))
+            axes.set(xlabel=x_label, title=str(name))
             axes.set_ylim(bottom=0 if zero else None)
         all_axes[0].set_ylabel(y_label)
         # each line is named once, in the rightmost panel that has it

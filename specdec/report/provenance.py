@@ -20,22 +20,15 @@ from specdec.errors import SpecdecError
 # a table is as large as its smallest row
 LEVELS = ("toy", "laptop", "reduced", "paper")
 TOYS = ("tiny", "small")
-PAPER_PAIRS = (
-    *("llama-3.1-8b", "llama-3.3-70b", "vicuna-13b", "deepseek-r1-8b"),
-    *("qwen3-8b", "qwen3-14b", "qwen3-32b"),
-)
-BENCHMARKS = (
-    *("mt_bench", "humaneval", "gsm8k", "alpaca", "cnn_dm"),
-    *("nq", "mbpp", "xsum", "wmt14", "mmlu"),
-)
+PAPER_PAIRS = "llama-3.1-8b llama-3.3-70b vicuna-13b deepseek-r1-8b qwen3-8b qwen3-14b".split()
+PAPER_PAIRS.append("qwen3-32b")
+BENCHMARKS = "mt_bench humaneval gsm8k alpaca cnn_dm nq mbpp xsum wmt14 mmlu".split()
 # the name in tables for several suites together
 POOLED = "all"
 # facts that a run's settings or the columns of its tables state
 STATED = ("pair", "dtype", "device", "temperature", "clock")
-FIELDS = (
-    *("run", "key", "pair", "dtype", "device", "machine", "suites", "prompts"),
-    *("seeds", "temperature", "clock", "prices", "commit"),
-)
+FIELDS = """run key pair dtype device machine suites prompts seeds temperature clock prices
+commit""".split()
 
 
 def of(sources, shown: pd.DataFrame | None = None) -> Provenance:
@@ -43,12 +36,10 @@ def of(sources, shown: pd.DataFrame | None = None) -> Provenance:
 
     shown: the rows that are shown of them, whose suites and prompts the caption counts.
     """
-    rows = []
-    for source in sources:
-        if not isinstance(source, runs.Run):
-            raise SpecdecError(f"a source is a Run, not {source!r}.")
-        rows.append(_row_of(source.directory))
-    return Provenance(tuple(rows), _counts(shown))
+    wrong = [source for source in sources if not isinstance(source, runs.Run)]
+    if wrong:
+        raise SpecdecError(f"a source is a Run, not {wrong[0]!r}.")
+    return Provenance(tuple(_row_of(run.directory) for run in sources), _counts(shown))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,17 +67,13 @@ class Provenance:
         """For each scale the measured pairs, dtypes and devices: in every picture and table."""
         if not self.rows:
             return "nothing measured here"
-        models: dict[str, list[str]] = {}
-        devices: dict[str, list[str]] = {}
-        for row in self.rows:
-            scale = scale_of(row)
-            model = f"{row['pair'] or 'unknown pair'} {row['dtype'] or ''}".strip()
-            device = {"cpu": "CPU", "cuda": "GPU"}.get(row["device"], "unknown device")
-            models.setdefault(scale, []).append(model)
-            devices.setdefault(scale, []).append(device)
         parts = []
-        for scale in models:
-            parts.append(f"{scale} scale: {_joined(models[scale])} on {_joined(devices[scale])}")
+        for scale in dict.fromkeys(map(scale_of, self.rows)):
+            rows = [row for row in self.rows if scale_of(row) == scale]
+            names = (f"{row['pair'] or 'unknown pair'} {row['dtype'] or ''}" for row in rows)
+            devices = {"cpu": "CPU", "cuda": "GPU"}
+            places = (devices.get(row["device"], "unknown device") for row in rows)
+            parts.append(f"{scale} scale: {_joined(map(str.strip, names))} on {_joined(places)}")
         return "; ".join(parts)
 
     @property
@@ -146,7 +133,7 @@ def scale_of(row: dict) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _facts_of_table(path: Path, _changed: int) -> dict:
-    """Values of the columns that say where rows come from, in one parquet file."""
+    """Columns that say where rows come from, of a file last changed at this time: their values."""
     columns = set(pq.read_schema(path).names)
     columns &= {"suite", "prompt", "seed", "machine", "part", *STATED}
     if not columns:
@@ -182,9 +169,8 @@ def _row_of(folder: Path) -> dict:
     if row["device"] not in ("cpu", "cuda"):
         row["device"] = "cuda" if session.get("gpu") else "cpu"
     # 2. the tables, and the recording and costs that it read
-    tables = []
-    for path in sorted(folder.glob("*.parquet")):
-        tables.append(_facts_of_table(path, path.stat().st_mtime_ns))
+    paths = sorted(folder.glob("*.parquet"))
+    tables = [_facts_of_table(path, path.stat().st_mtime_ns) for path in paths]
     if (folder / "recording.json").is_file():
         recording = runs.read_json(folder / "recording.json")
         row["pair"] = recording["pair"]

@@ -74,16 +74,15 @@ def cells(table: pd.DataFrame, value: str, digits: int | None = 2) -> list[str |
     """
     result: list[str | None] = []
     for row in surely(table).to_dict("records"):
-        cell = None
-        if pd.notna(row[value]):
-            cell = _number(row[value], digits)
-            low = row.get(f"{value}_low")
-            high = row.get(f"{value}_high")
-            deviation = row.get(f"{value}_sd")
-            if pd.notna(low) and pd.notna(high):
-                cell += f" [{_number(low, digits)}, {_number(high, digits)}]"
-            if pd.notna(deviation):
-                cell += f" ± {_number(deviation, digits)}"
+        if pd.isna(row[value]):
+            result.append(None)
+            continue
+        cell = _number(row[value], digits)
+        ends = [row.get(f"{value}_{end}") for end in ("low", "high")]
+        if pd.notna(ends).all():
+            cell += f" [{_number(ends[0], digits)}, {_number(ends[1], digits)}]"
+        if pd.notna(row.get(f"{value}_sd")):
+            cell += f" ± {_number(row[f'{value}_sd'], digits)}"
         result.append(cell)
     return result
 
@@ -115,15 +114,14 @@ def acceptance_by_depth(cycles: pd.DataFrame, by="method") -> pd.DataFrame:
     count (longest path = draft_calls).
     """
     need(cycles, by, "accepted_tok", "draft_calls")
-    rows = []
-    for name, part in cycles.groupby(by, sort=False):
-        for depth in range(1, int(part["draft_calls"].max()) + 1):
-            # a shallower tree says nothing of this depth
-            reached = (part["accepted_tok"] >= depth - 1) & (part["draft_calls"] >= depth)
-            if reached.any():
-                rate = float((part.loc[reached, "accepted_tok"] >= depth).mean())
-                rows.append((name, depth, int(reached.sum()), rate))
-    return pd.DataFrame(rows, columns=[by, "depth", "reached", "acceptance_frac"])
+    parts = []
+    for depth in range(1, int(cycles["draft_calls"].max()) + 1):
+        # a shallower tree says nothing of this depth
+        reached = (cycles["accepted_tok"] >= depth - 1) & (cycles["draft_calls"] >= depth)
+        groups = (cycles.loc[reached, "accepted_tok"] >= depth).groupby(cycles[by], sort=False)
+        rates = groups.agg(reached="size", acceptance_frac="mean")
+        parts.append(rates.assign(depth=depth).reset_index())
+    return pd.concat(parts)[[by, "depth", "reached", "acceptance_frac"]]
 
 
 def markdown(table: pd.DataFrame, digits: int = 2) -> str:
@@ -199,15 +197,9 @@ def save(
 
 
 def write(
-    stem: Path,
-    shown: str,
-    csv: str,
-    latex: Callable[[str, str], str],
-    *,
-    origin: provenance.Provenance,
-    about: dict | None = None,
+    stem: Path, shown: str, csv: str, latex: Callable, *, origin, about: dict | None = None
 ) -> list[Path]:
-    """Write the files of `save` from their texts. latex: of a caption and a label."""
+    """Write the files of `save` from their texts; `latex` makes one of a caption and a label."""
     stem = Path(stem)
     about = about or {}
     texts = {"md": f"*{origin.label}*\n\n{shown}\n", "csv": csv}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,97 +15,108 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec import machine
 from specdec.errors import SpecdecError
 
 SYSTEMS = ("resps", "ltd", "radar", "ours")
 DRAFTERS = "eagle3 ppow block eagle1 hass griffin medusa hydra lm".split()
 ACTIONS = ("run", "contents", "pages", "student", "lab", "tidy")
 SCALES = ("laptop", "paper")
+VARIANTS = ("max_entropy", "standard")
 RECORDINGS = "record"  # the name of the runs that `record` writes
-# name -> (kind, default, help). kind: a type, [type] for several values, a tuple of choices, bool
-# for a flag, or "append" for pairs of name and value
-OPTIONS: dict[str, tuple[Any, Any, str]] = {
+
+
+def count_of(text: str) -> int:
+    """A number such as 500k or 3M."""
+    thousands = {"k": 1_000, "M": 1_000_000}
+    return int(float(text.rstrip("kM")) * thousands.get(text[-1:], 1))
+
+
+FLAG: dict[str, Any] = {"action": "store_true"}
+WORDS: dict[str, Any] = {"nargs": "*", "action": "extend", "default": []}
+NUMBERS: dict[str, Any] = {"nargs": "*", "type": int, "default": ()}
+TUNED: dict[str, Any] = {"default": "tuned"}
+# name -> (help, the other arguments of argparse's add_argument)
+OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     # the pair and its place
-    "pair": (str, None, "target and drafter by name, or a folder or hub id (default: small)"),
-    "target": (str, None, "a preset, folder, hub id or GGUF file of a causal language model"),
-    "drafter": (str, None, "a drafter's folder or hub id, or a kind, not the pair's own"),
-    "dtype": (str, "auto", "number format of weights: auto, float32, bfloat16 or float16"),
-    "device": (str, "auto", "where to run: auto, cpu or cuda"),
-    "device_map": (str, None, "spread the target's layers over several GPUs: auto, balanced"),
-    "on": (str, None, "several processes or machines: local, ray or ray://host:port"),
-    "jobs": (int, None, "number of parallel jobs with --on (default: all cores)"),
+    "pair": ("target and drafter by name, or a folder or hub id (default: small)", {}),
+    "target": ("a preset, folder, hub id or GGUF file of a causal language model", {}),
+    "drafter": ("a drafter's folder or hub id, or a kind, not the pair's own", {}),
+    "dtype": ("number format of weights: float32, bfloat16 or float16", {"default": "auto"}),
+    "device": ("where to run: cpu or cuda", {"default": "auto"}),
+    "device_map": ("spread the target's layers over several GPUs: auto, balanced", {}),
+    "on": ("several processes or machines: local, ray or ray://host:port", {}),
+    "jobs": ("number of parallel jobs with --on (default: all cores)", {"type": int}),
     # prompts
-    "suites": ([str], (), "suites such as laptop/gsm8k (default: embedded ones for the pair)"),
-    "folder": (str, None, "JSONL files of suites that are not embedded (default: SPECDEC_DATA)"),
-    "limit": (int, 4, "maximum number of prompts per suite; 0 takes all"),
-    "part": (("train", "tune", "test"), None, "use only this split of each suite"),
-    "data": (str, None, "conversations (drafters) or a file of prompts (controllers)"),
+    "suites": ("suites such as laptop/gsm8k (default: embedded ones for the pair)", WORDS),
+    "limit": ("maximum number of prompts per suite; 0 takes all", {"type": int, "default": 4}),
+    "part": ("use only this split of each suite", {"choices": ("train", "tune", "test")}),
+    "data": ("conversations (drafters) or a file of prompts (controllers)", {}),
     # decoding and measuring
-    "prompt": (str, None, "text to continue; a user message if the pair has a chat template"),
-    "policy": (str, "tuned", "tuned, autoregressive, eagle3, static:60,7,10, or a policy's folder"),
-    "methods": ([str], ("autoregressive", "eagle3", "eagle3-scripts"), "methods to compare"),
-    "raw": (bool, False, "continue the text itself, without the chat template"),
-    "max_new_tokens": (int, 128, "maximum number of new tokens per answer"),
-    "temperature": (float, 0.0, "sampling temperature; 0 decodes greedily"),
-    "seed": (int, 0, "random seed"),
-    "repeats": (int, 1, "number of times to decode every prompt"),
-    "tuned": (bool, False, "add the fastest static tree on the tuning prompts; judge on the rest"),
-    "force": (bool, False, "start over instead of continuing or reusing a run"),
-    "cpu_time": (bool, False, "measure processor time instead of the wall clock (one thread)"),
-    "gpu": (str, None, "compute from this GPU's data sheet: a100, h100, rtx3090 or t4"),
-    "seconds": (float, 45.0, "duration of the measurement"),
-    "estimate": (bool, False, "only print the estimated time and space"),
+    "prompt": ("text to continue; a user message if the pair has a chat template", {}),
+    "policy": ("autoregressive, eagle3, static:60,7,10, or a policy's folder", TUNED),
+    "methods": ("methods to compare, as for --policy", WORDS),
+    "max_new_tokens": ("maximum number of new tokens per answer", {"type": int, "default": 128}),
+    "temperature": ("0 decodes greedily", {"type": float, "default": 0.0}),
+    "seed": ("random seed", {"type": int, "default": 0}),
+    "tuned": ("add the fastest static tree on the tuning prompts; judge on the rest", FLAG),
+    "force": ("start over instead of continuing or reusing a run", FLAG),
+    "gpu": ("compute from this GPU's data sheet: a100, h100, rtx3090 or t4", {}),
+    "seconds": ("duration of the measurement", {"type": float, "default": 45.0}),
+    "cpu_time": ("measure processor time, not the wall clock (one thread)", FLAG),
+    "estimate": ("only print the estimated time and space", FLAG),
     # recordings
-    "depth": (int, 12, "draft forwards after the first of the deepest tree"),
-    "top_ks": ([int], (1, 2, 8, 16), "widths whose acceptance is recorded, but not the trees"),
-    "trees": ([int], (4, 10), "widths whose whole trees are recorded"),
-    "family": ([int], (), "record every tree up to these children per node and nodes per level"),
-    "most_nodes": (int, 240, "largest number of verified nodes that can be replayed"),
-    "trace": (str, None, "folder of a recording (default: the newest one of the pair)"),
-    "costs": (str, None, "costs of a cycle: file of `specdec calibrate` or a hardware profile"),
-    "machines": ([str], None, "hardware profiles to judge at as well (default: three GPUs)"),
+    "depth": ("draft forwards after the first of the deepest tree", {"type": int, "default": 12}),
+    "top_ks": ("widths whose acceptance is recorded", {**NUMBERS, "default": (1, 2, 8, 16)}),
+    "trees": ("widths whose whole trees are recorded", {**NUMBERS, "default": (4, 10)}),
+    "family": ("record every tree up to these children and nodes a level", NUMBERS),
+    "most_nodes": ("most verified nodes that can be replayed", {"type": int, "default": 240}),
+    "trace": ("folder of a recording (default: the newest one of the pair)", {}),
+    "costs": ("costs of a cycle: file of `specdec calibrate` or a hardware profile", {}),
     # trainings
-    "preset": (str, None, "settings by name"),
-    "set": ([str], (), "change settings of the preset, such as passes=2 (repeatable)"),
-    "objective": (str, "ppow", "what to optimise: ppow, cst, kl_only, distillspec-reverse, ..."),
-    "fields": ([str], (), "change settings of the objective, such as beta=0.1"),
-    "start_from": (str, None, "folder of the drafter to continue from"),
-    "minutes": (float, None, "stop after this many minutes instead of the preset's steps"),
-    "steps": (int, None, "length of the training in steps or decisions (default: the preset's)"),
-    "restart": (bool, False, "start over instead of continuing a run"),
-    "budget": (SCALES, "laptop", "training length in decisions"),
-    "variant": (("max_entropy", "standard"), "max_entropy", "variant of Re-SpS"),
-    "order": (("6.1", "4"), "6.1", "section of LTD's paper whose order of rounds is used"),
-    "out": (str, None, "output folder or file"),
-    "tokens": (str, "3M", "total number of answer tokens in the folder, such as 500k or 3M"),
-    "rows": (int, 64, "number of chats generated in parallel"),
-    "answer_tok": (int, 320, "maximum number of tokens of an answer"),
-    "prompts": (str, None, "file of prompts to answer before others are made up"),
+    "preset": ("settings by name", {}),
+    "set": ("change settings of the preset, such as passes=2 (repeatable)", WORDS),
+    "objective": ("what to optimise: cst, kl_only, distillspec-reverse, ...", {"default": "ppow"}),
+    "fields": ("change settings of the objective, such as beta=0.1", WORDS),
+    "start_from": ("folder of the drafter to continue from", {}),
+    "minutes": ("stop after this many minutes, not the preset's steps", {"type": float}),
+    "steps": ("length of the training, or its decisions, not the preset's", {"type": int}),
+    "restart": ("start over instead of continuing a run", FLAG),
+    "budget": ("training length in decisions", {"choices": SCALES, "default": "laptop"}),
+    "variant": ("variant of Re-SpS", {"choices": VARIANTS, "default": "max_entropy"}),
+    "order": ("section of LTD's paper for its rounds", {"choices": ("6.1", "4"), "default": "6.1"}),
+    "out": ("output folder or file", {}),
+    "tokens": ("answer tokens in the folder", {"type": count_of, "default": "3M"}),
+    "answer_tok": ("maximum number of tokens of an answer", {"type": int, "default": 320}),
+    "prompts": ("file of prompts to answer before others are made up", {}),
     # the book
-    "action": (ACTIONS, None, "what to do with the notebooks"),
-    "all": (bool, False, "run every notebook of the book, not only the main ones"),
-    "scale": (SCALES, "laptop", "budgets of the notebooks"),
-    "only": ([str], (), "names of notebooks or beginnings of them (2: the twenties)"),
-    "p": ("append", (), "set a parameter of the notebooks (repeatable)"),
-    "smoke": (bool, False, "run with the small settings of the tests"),
-    "notebooks": (str, None, "folder of the notebooks (default: SPECDEC_NOTEBOOKS)"),
-    "publish": (bool, False, "copy the items of the runs into figures/"),
-    "replace": (bool, False, "with --publish: also replace items with more rows than these"),
-    "check": (bool, False, "change nothing; only list notebooks that are not tidy"),
+    "action": ("what to do with the notebooks", {"choices": ACTIONS}),
+    "all": ("run every notebook of the book, not only the main ones", FLAG),
+    "scale": ("budgets of the notebooks", {"choices": SCALES, "default": "laptop"}),
+    "only": ("names of notebooks or beginnings of them (2: the twenties)", WORDS),
+    "p": (
+        "set a parameter of the notebooks (repeatable)",
+        {"action": "append", "nargs": 2, "default": [], "metavar": ("NAME", "VALUE")},
+    ),
+    "smoke": ("run with the small settings of the tests", FLAG),
+    "publish": ("copy the items of the runs into figures/", FLAG),
+    "replace": ("with --publish: also replace items with more rows than these", FLAG),
+    "check": ("change nothing; only list notebooks that are not tidy", FLAG),
 }
 PAIR = "pair target drafter"
 PLACE = "dtype device device_map"
-PROMPTS = "suites folder limit part"
 DECODING = "max_new_tokens temperature seed"
-REQUIRED = object()  # as the default of an option
+SHAPES = "depth top_ks trees family most_nodes"
+MEASURING = "force on jobs"
 
 # name -> (function, its options, defaults that differ from OPTIONS)
 COMMANDS: dict[str, tuple[Callable, str, dict[str, Any]]] = {}
 
 
 def command(name: str, *options: str, **defaults) -> Callable:
-    """Decorator that adds a function to COMMANDS; its docstring is the help."""
+    """Decorator that adds a function to COMMANDS; its docstring is the help.
+
+    An option in capitals is a positional argument, one with the default ... is required.
+    """
 
     def add(function: Callable) -> Callable:
         COMMANDS[name] = (function, " ".join(options), defaults)
@@ -116,30 +126,20 @@ def command(name: str, *options: str, **defaults) -> Callable:
 
 
 def add_option(parser: argparse.ArgumentParser, name: str, defaults: dict[str, Any]) -> None:
-    """The argument of an option; a name in capitals is a positional one."""
-    kind, default, text = OPTIONS[name.lower()]
-    default = defaults.get(name, default)
-    facts: dict[str, Any] = {"help": text}
-    if isinstance(kind, tuple):
-        facts["choices"] = kind
+    """The argument of an option."""
+    text, arguments = OPTIONS[name.lower()]
     if name.isupper():
-        parser.add_argument(name.lower(), **facts)
+        parser.add_argument(name.lower(), help=text, **arguments)
         return
-    facts.update(default=default, required=default is REQUIRED)
-    if kind is bool:
-        del facts["required"]
-        facts["action"] = "store_true"
-    elif kind == "append":
-        facts.update(action="append", nargs=2, default=[], metavar=("NAME", "VALUE"))
-    elif isinstance(kind, list) and default == ():
-        facts.update(type=kind[0], action="extend", nargs="*", default=[])
-    elif isinstance(kind, list):
-        facts.update(type=kind[0], nargs="*")
-    elif kind in (int, float):
-        facts["type"] = kind
-    if default not in (None, (), False, REQUIRED):
-        facts["help"] = f"{text} (default: {default})"
-    parser.add_argument("-p" if name == "p" else f"--{name.replace('_', '-')}", **facts)
+    arguments = dict(arguments)
+    if name in defaults:
+        arguments["default"] = defaults[name]
+    if arguments.get("default") is ...:
+        arguments.update(required=True, default=None)
+    if arguments.get("default"):
+        text += " (default: %(default)s)"
+    flag = "-p" if name == "p" else f"--{name.replace('_', '-')}"
+    parser.add_argument(flag, help=text, **arguments)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -147,7 +147,7 @@ def parser() -> argparse.ArgumentParser:
     title = "Speculative decoding, measured and reproduced."
     top = argparse.ArgumentParser("specdec", description=title)
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    commands = top.add_subparsers(dest="command", required=True, metavar="command")
+    commands = top.add_subparsers(required=True, metavar="command")
     training = commands.add_parser("train", help="train a drafter or a controller")
     systems = training.add_subparsers(dest="system", required=True, metavar="system")
     for name, (function, options, defaults) in COMMANDS.items():
@@ -163,23 +163,23 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. `arguments` default to the process's own."""
     args = parser().parse_args(arguments)
-    if getattr(args, "notebooks", None):
-        os.environ[machine.NOTEBOOKS_VARIABLE] = args.notebooks
-    usual = warnings.formatwarning
     # a warning without its line of code
+    usual = warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"specdec: {message}\n"
     try:
         return args.run(args) or 0
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         sys.stderr.close()
         return 0
-    except (SpecdecError, KeyboardInterrupt) as error:
+    except SpecdecError as error:
         if args.debug:
             raise
-        if isinstance(error, KeyboardInterrupt):
-            error = "stopped; what was written is kept, and the same command continues."
         print(f"specdec: {error}", file=sys.stderr)
-        return 2 if isinstance(error, SpecdecError) else 130
+        return 2
+    except KeyboardInterrupt:
+        words = "stopped; what was written is kept, and the same command continues."
+        print(f"specdec: {words}", file=sys.stderr)
+        return 130
     finally:
         warnings.formatwarning = usual
 
@@ -216,24 +216,23 @@ class Models:
 
         name = name_of(self.base) if self.target else self.base
         parts = [name]
-        if self.drafter:
-            kind, source = kind_and_source(self.drafter)
-            if kind not in (None, "eagle3", name):
-                parts.append(kind)
-            if source and name_of(source) != name:
-                parts.append(name_of(source))
+        kind, source = kind_and_source(self.drafter or "")
+        if kind not in (None, "eagle3", name):
+            parts.append(kind)
+        if source and name_of(source) != name:
+            parts.append(name_of(source))
         return "+".join(parts)
 
     def load(self):
         """The pair with its drafter."""
         from specdec.models.load import load_pair
 
-        name = self.name
-        source = {"target": self.target} if self.target else {"name": self.base}
+        source = {"drafter": self.drafter, "dtype": self.dtype, "device": self.device}
+        source["target" if self.target else "name"] = self.base
         if self.device_map:
             source["device_map"] = self.device_map
-        pair = load_pair(**source, drafter=self.drafter, dtype=self.dtype, device=self.device)
-        pair.name = name
+        pair = load_pair(**source)
+        pair.name = self.name
         return pair
 
     def method(self, text: str):
@@ -280,16 +279,13 @@ def find_recording(folder: str | None, pair: str | None):
 
 def find_costs(text: str | None, pair: str, dtype: str):
     """The costs in a file or of a hardware profile; default those that `calibrate` wrote."""
-    from specdec.costs.model import CostModel
     from specdec.costs.profiles import prices
 
-    if text:
-        return prices(text)
     place = costs_file(pair, dtype)
-    if not place.is_file():
+    if not text and not place.is_file():
         advice = "run `specdec calibrate` for it, or give --costs a file or a hardware profile"
         raise SpecdecError(f"there are no costs of {pair} in {dtype} yet; {advice}.")
-    return CostModel.load(place)
+    return prices(text or place)
 
 
 def keep_tree(pair: str, dtype: str):
@@ -343,8 +339,8 @@ def doctor(args) -> int:
     print_table(checks)
     print()
     pair = load_pair("small", dtype="float32")
-    rows = [estimate.cycle_costs(pair, estimate.suite_prompts(pair), pair.usual_tree)]
-    print_table(pandas.DataFrame(rows))
+    costs = estimate.cycle_costs(pair, estimate.suite_prompts(pair), pair.usual_tree)
+    print_table(pandas.DataFrame([costs]))
     return int((checks["state"] == estimate.FAULT).any())
 
 
@@ -358,34 +354,34 @@ def pairs(args) -> None:
         print(f"{name:20} {'available' if at_hand(name) else 'to be downloaded'}")
 
 
-@command("decode", "PROMPT policy raw", PAIR, PLACE, DECODING)
+@command("decode", "PROMPT policy", PAIR, PLACE, DECODING)
 def decode(args) -> None:
     """decode one prompt and print text, tau and tokens per second"""
-    from specdec.core.decode import autoregress
-    from specdec.core.decode import decode as drafted
-    from specdec.core.policy import Static
+    from specdec.core import decode as decoding
 
     # a wrong name is refused before a model is read
     models = Models.of(args)
-    method = None if args.policy == "tuned" else models.method(args.policy)
+    policy = None
+    if args.policy != "tuned":
+        policy = models.method(args.policy)
     pair = models.load()
-    if args.policy == "tuned":
-        method = Static.of(pair.usual_tree)
-    settings = options_of(args, f"raw {DECODING}")
-    if method is None:
-        out = autoregress(pair, args.prompt, **settings)
-        facts = f"autoregressive: {out.new_tok} tokens"
-    else:
-        out = drafted(pair, args.prompt, method, **settings)
-        facts = f"{method!r}: {out.new_tok} tokens, tau {out.tau:.2f} in {len(out.rows)} cycles"
+    settings = options_of(args, DECODING)
+    if args.policy == "autoregressive":
+        out = decoding.autoregress(pair, args.prompt, **settings)
+        facts = f"{out.new_tok} tokens"
+    else:  # without a policy the pair's tuned tree
+        out = decoding.decode(pair, args.prompt, policy, **settings)
+        facts = f"{out.new_tok} tokens, tau {out.tau:.2f} in {len(out.rows)} cycles"
     print(out.tokens if out.text is None else out.text)
-    print(f"[{facts}, {out.tokens_per_s:.0f} tokens/s]", file=sys.stderr)
+    print(f"[{args.policy}: {facts}, {out.tokens_per_s:.0f} tokens/s]", file=sys.stderr)
 
 
-AUDITED: dict[str, Any] = {"methods": (), "max_new_tokens": 32, "temperature": None}
-
-
-@command("audit", "methods", PAIR, PLACE, DECODING, PROMPTS, **AUDITED)
+@command(
+    "audit",
+    f"methods suites limit part {PAIR} {PLACE} {DECODING}",
+    max_new_tokens=32,
+    temperature=None,
+)
 def audit(args) -> int:
     """check that no tree and no policy changes the text, at temperature 0 and 1"""
     from specdec.data.suites import gather, openings
@@ -394,7 +390,7 @@ def audit(args) -> int:
     models = Models.of(args)
     policies = lossless.default_policies(args.seed)
     policies.update({text: models.method(text) for text in args.methods})
-    items = gather(suites_of(args), **options_of(args, "limit part folder seed"))
+    items = gather(suites_of(args), **options_of(args, "limit part seed"))
     pair = models.load()
     # greedy text repeats itself and hides faults, so both by default
     temperatures = (0.0, 1.0) if args.temperature is None else (args.temperature,)
@@ -402,35 +398,30 @@ def audit(args) -> int:
     prompts = openings(pair, items)
     result = lossless.audit(pair, prompts, policies, temperatures=temperatures, **settings)
     print_table(result.table)
-    if result.unasked:
-        print(f"Never asked, so not tested: {', '.join(result.unasked)}.")
     if len(result.failures):
         print("Not lossless; the first of the texts that differ:")
         print_table(result.failures.head())
     return int(not result.passed)
 
 
-MEASURING = "repeats force on jobs"
-
-
-@command("evaluate", "methods tuned", MEASURING, PAIR, PLACE, DECODING, PROMPTS)
+@command("evaluate", "methods tuned suites limit part", MEASURING, PAIR, PLACE, DECODING)
 def evaluate(args) -> None:
-    """measure the speed of methods on suites"""
+    """measure the speed of methods on suites (default: plain decoding and EAGLE-3's trees)"""
     from specdec.evaluation import bench
     from specdec.evaluation.tuning import tune_static
 
     models = Models.of(args)
-    methods = {text: models.method(text) for text in args.methods}
+    names = args.methods or ("autoregressive", "eagle3", "eagle3-scripts")
+    methods = {text: models.method(text) for text in names}
     if args.tuned and args.part not in (None, "test"):
         raise SpecdecError(f"--tuned evaluates on the test part, not on --part {args.part}.")
     suites = suites_of(args)
     pair = models.load()
     if args.tuned:
-        settings = options_of(args, f"{DECODING} folder")
-        methods["tuned"] = tune_static(pair, suites, **settings).policy
+        methods["tuned"] = tune_static(pair, suites, **options_of(args, DECODING)).policy
         args.part = "test"
     # a run of the same settings is continued or reused
-    settings = options_of(args, f"{DECODING} {MEASURING} folder limit part")
+    settings = options_of(args, f"{DECODING} {MEASURING} limit part")
     run = bench.evaluate(methods, suites, pair, **settings)
     columns = ["suite", "method", "prompts", "speedup", "speedup_low", "speedup_high", "tau"]
     columns += ["tok_per_s", "same_frac", "accuracy_frac"]
@@ -438,24 +429,19 @@ def evaluate(args) -> None:
     print(run.directory)
 
 
-@command("estimate", "gpu repeats max_new_tokens dtype device", PAIR, PROMPTS)
+@command("estimate", f"gpu max_new_tokens dtype device suites limit part {PAIR}")
 def estimate(args) -> None:
     """estimate memory and time of a run before it runs"""
     from specdec.tools.estimate import estimate as expected
 
-    names = "dtype device drafter gpu max_new_tokens limit folder part repeats"
-    needed = expected(Models.of(args).base, suites_of(args), **options_of(args, names))
+    settings = options_of(args, "dtype device drafter gpu max_new_tokens limit part")
+    needed = expected(Models.of(args).base, suites_of(args), **settings)
     if not needed.fits:
         raise SpecdecError(needed.sentence)
     print(needed.sentence, file=sys.stderr)
 
 
-SHAPES = "depth top_ks trees family most_nodes"
-
-
-@command(
-    "record", "data estimate on jobs suites folder limit", SHAPES, PAIR, PLACE, DECODING, limit=40
-)
+@command("record", "data estimate on jobs suites limit", SHAPES, PAIR, PLACE, DECODING, limit=40)
 def record(args) -> None:
     """record what every tree would accept, so that any policy can be replayed"""
     from specdec import runs
@@ -466,7 +452,7 @@ def record(args) -> None:
 
     # 1. the pair and its prompts
     pair = Models.of(args).load()
-    settings = options_of(args, f"{DECODING} {SHAPES} limit folder on jobs")
+    settings = options_of(args, f"{DECODING} {SHAPES} limit on jobs")
     widths = (*args.top_ks, *args.trees)
     settings["lengths"] = recording.usual_lengths(pair, widths, args.depth)
     prompts: Any = args.suites or [embedded_suite(name, pair.name) for name in NAMES]
@@ -493,39 +479,29 @@ def record(args) -> None:
             print(run.directory)
 
 
-WRITING = "TARGET out tokens minutes rows answer_tok prompts folder seed"
-
-
-@command("generate-data", WRITING, PLACE, out=REQUIRED)
+@command("generate-data", "TARGET out tokens minutes answer_tok prompts seed", PLACE, out=...)
 def generate_data(args) -> None:
     """let a chat model write prompts and answers to train its drafter on"""
     from specdec.training.drafter import generate_data as chats
 
-    thousands = {"k": 1_000, "M": 1_000_000}
-    try:
-        total = int(float(args.tokens.rstrip("kM")) * thousands.get(args.tokens[-1:], 1))
-    except ValueError:
-        raise SpecdecError(f"--tokens takes 500k or 3M, not {args.tokens!r}.") from None
-    settings = options_of(args, "seed rows answer_tok")
+    settings = options_of(args, "seed answer_tok")
     config = chats.ChatConfig(**settings, prompts=Path(args.prompts or chats.PROMPTS))
-    end = {"tokens": total, "minutes": args.minutes, "benchmarks": args.folder}
+    end = options_of(args, "tokens minutes")
     files = chats.generate_chats(Models.of(args).load(), config, args.out, **end)
-    counts = ", ".join(f"{name} {count:,}" for name, count in files.counts.items())
-    print(f"{args.out} holds {files.answer_tok:,} answer tokens ({counts}).")
+    print(f"{args.out} holds {files.answer_tok:,} answer tokens ({dict(files.counts)}).")
 
 
-@command("score", "POLICY trace costs machines")
+@command("score", "POLICY trace costs")
 def score(args) -> None:
     """judge a controller by replay: speed over plain decoding and the tuned tree"""
     from specdec.evaluation import score as module
 
-    machines = module.MACHINES if args.machines is None else args.machines
-    result = module.score(args.policy, trace=args.trace, costs=args.costs, machines=machines)
+    result = module.score(args.policy, trace=args.trace, costs=args.costs)
     print_table(result.table, digits=3)
     print(f"\n{result.sentence}")
 
 
-@command("calibrate", "seconds seed cpu_time out", PAIR, PLACE)
+@command("calibrate", "seconds seed cpu_time", PAIR, PLACE)
 def calibrate(args) -> None:
     """measure the time of every part of a cycle on this machine"""
     from specdec.core.pair import dtype_name
@@ -534,9 +510,8 @@ def calibrate(args) -> None:
     pair = Models.of(args).load()
     costs = measure(pair, **options_of(args, "seconds seed cpu_time"))
     dtype = dtype_name(pair.target.dtype)
-    print(costs.save(args.out or costs_file(pair.name, dtype)))
-    # costs kept elsewhere are not this machine's usual ones
-    tree = None if args.out else keep_tree(pair.name, dtype)
+    print(costs.save(costs_file(pair.name, dtype)))
+    tree = keep_tree(pair.name, dtype)
     if tree:
         print(f"{pair.name} now decodes with the tree {tree.text}, the fastest at these costs.")
 
@@ -579,34 +554,28 @@ def train_controller(args) -> None:
     changes = dict(setting("--set", "ppo.gamma=0.9", text) for text in args.set)
     if args.system == "ltd":
         changes.setdefault("rounds", ltd.ORDERS[args.order])
-    settings = options_of(args, "steps seed variant")
-    settings.update(preset=args.preset, changes=changes, paper=args.budget == "paper")
+    settings = options_of(args, "steps seed variant preset")
+    settings.update(changes=changes, paper=args.budget == "paper", resume=not args.restart)
     # 3. the training
     usual = runs.runs_dir() / "policies" / runs.safe_name(pair) / f"{args.system}-{dtype}"
     folder = Path(args.out or usual)
-    how = {"out_dir": folder, "resume": not args.restart}
-    controllers.train_system(args.system, recorded, prices, **settings, **how)
+    controllers.train_system(args.system, recorded, prices, out_dir=folder, **settings)
     print(folder)
 
 
 TRAINING = "target out data preset set steps seed restart"
-DRAFTING = f"{TRAINING} device start_from minutes"
-CONTROLLING = f"{TRAINING} pair drafter trace costs budget"
 MORE = {"eagle3": "", "ppow": "objective fields", "resps": "variant", "ltd": "order"}
+NEEDED = {"target": ..., "out": ..., "device": None}
 for _kind in DRAFTERS:
-    _defaults = {"target": REQUIRED, "out": REQUIRED, "device": None}
-    _defaults["preset"] = None if _kind == "ppow" else "small"
-    COMMANDS[f"train {_kind}"] = (
-        train_drafter,
-        f"{DRAFTING} {MORE.get(_kind, 'fields')}",
-        _defaults,
-    )
+    _options = f"{TRAINING} device start_from minutes {MORE.get(_kind, 'fields')}"
+    _preset = None if _kind == "ppow" else "small"
+    COMMANDS[f"train {_kind}"] = (train_drafter, _options, {**NEEDED, "preset": _preset})
 for _kind in SYSTEMS:
-    _options = f"{CONTROLLING} {MORE.get(_kind, '')}"
+    _options = f"{TRAINING} pair drafter trace costs budget {MORE.get(_kind, '')}"
     COMMANDS[f"train {_kind}"] = (train_controller, _options, {"preset": "ours"})
 
 
-@command("items", "scale publish replace notebooks")
+@command("items", "scale publish replace")
 def items(args) -> int:
     """list the papers' tables and figures and the state of each"""
     from specdec import runs
@@ -627,7 +596,7 @@ def items(args) -> int:
     return int((published["state"] == "refused").any())
 
 
-RUNNING = "only p smoke all force scale notebooks on jobs"
+RUNNING = "only p smoke all force scale on jobs"
 
 
 @command("reproduce", RUNNING)
@@ -664,10 +633,8 @@ def use_book(args) -> int:
         lines = book.write_student_edition(Path(args.out or runs.home() / "runs" / "student"))
     else:
         lines = book.tidy_all(check=args.check)
-        print(*lines or ["everything is tidy"], sep="\n")
-        return int(args.check and bool(lines))
-    print(*lines, sep="\n")
-    return 0
+    print(*lines or ["everything is tidy"], sep="\n")
+    return int(args.check and bool(lines))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ import os
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -25,31 +25,20 @@ from specdec.core.decode import ROWS, autoregress, decode, drive
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Static
 from specdec.core.protocols import finish
-from specdec.core.records import tau
 from specdec.core.tree_config import GIB, TreeConfig, free_bytes
 from specdec.costs.profiles import GPUS, HOSTS, MEMORY_GB
-from specdec.data.suites import (
-    DATA_VARIABLE,
-    DEFAULT_NAMES,
-    conversation,
-    embedded_suite,
-    gather,
-    openings,
-)
+from specdec.data import suites as suites_module
+from specdec.data.suites import conversation, gather, openings
 from specdec.errors import SpecdecError, check_integer, check_name
-from specdec.evaluation import bench
 from specdec.models import load, pairs
-from specdec.models.eagle_files import read_checkpoint
 from specdec.models.eagle_network import layer_like, network_of
-from specdec.models.heads import read_heads
 from specdec.replays import record
 from specdec.replays.record import RecordConfig
 from specdec.replays.trace import stacked_columns, write_columns
 
 DRAFT_VOCABULARY = 32_000  # of published EAGLE-3 drafters
 PROMPT_TOK = 1024  # the longest prompt to reserve memory for
-PROBE_TOK = 24  # tokens that a probe decodes
-PROBE_POSITIONS = 24  # of a prompt, whose trees are grown in the probe
+PROBE_TOK = 24  # tokens that a probe decodes, and positions whose trees it grows
 TURN_BYTES = 8_000  # the table of one prompt's turns
 DISTRIBUTION_BYTES = 8 + 4 * 8 * 9  # a row number and RADAR's eight distributions over nine lengths
 OK, NOTE, FAULT = "ok", "note", "fault"
@@ -91,19 +80,18 @@ class Estimate:
 
 
 def estimate(
-    pair: str | Pair,
+    pair,
     suites=None,
     *,
-    tree: TreeConfig | None = None,
-    max_new_tokens: int = 128,
-    repeats: int = 1,
-    limit: int | None = None,
-    part: str | None = None,
-    folder: str | Path | None = None,
-    drafter: str | Path | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
-    gpu: str | None = None,
+    tree=None,
+    max_new_tokens=128,
+    repeats=1,
+    gpu=None,
+    part=None,
+    limit=None,
+    drafter=None,
+    dtype="auto",
+    device="auto",
 ) -> Estimate:
     """Memory and time of decoding `suites` plainly and with `tree`, before anything large is read.
 
@@ -114,29 +102,28 @@ def estimate(
     True
     """
     tree = tree or TreeConfig()
-    if gpu is not None:
-        check_name("GPU", gpu, GPUS)
     # 1. where, and in which number format; published weights are in bfloat16
     if isinstance(pair, Pair):
         name, number_format, place = pair.name, pair.target.dtype, pair.target.device
     elif gpu:
-        number_format = load.DTYPES.get(dtype, torch.bfloat16)
-        name, place = str(pair), torch.device("cuda")
+        check_name("GPU", gpu, GPUS)
+        name, number_format, place = pair, load.DTYPES.get(dtype), torch.device("cuda")
     else:
-        name = str(pair)
+        name = pair
         number_format, place = load.placement(dtype, device)
-    if number_format == "auto":
+    if number_format in (None, "auto"):
         number_format = torch.bfloat16
+    free_gib = MEMORY_GB[gpu] * 1e9 / GIB if gpu else free_memory_gib(place)
     # 2. memory
     target, network = shapes_of(pair, drafter)
     sizes = _memory(target, network, number_format, tree, max_new_tokens)
-    free_gib = MEMORY_GB[gpu] * 1e9 / GIB if gpu else free_memory_gib(place)
     needed = Estimate(name, dtype_name(number_format), gpu or place.type, *sizes, free_gib)
-    # 3. time
     loadable = isinstance(pair, Pair) or load.at_hand(name) or Path(name).expanduser().is_dir()
     if suites is None or not needed.fits or not (gpu or loadable):
         return needed
-    items = gather(suites, limit=limit, part=part, folder=folder)
+    # 3. time
+    items = gather(suites, part=part, limit=limit)
+    turns = repeats * sum(len(item.turns) for item in items)
     if gpu:
         # each forward reads all weights once, and no draft token is accepted
         launch_s = target.num_hidden_layers * HOSTS["eager"]["launch_ms_per_layer"] / 1e3
@@ -144,67 +131,42 @@ def estimate(
         turn_s = dict.fromkeys(("autoregressive", "tree"), max_new_tokens * forward_s)
     else:
         if not isinstance(pair, Pair):
-            source = {"name": pair} if pair in pairs.names() else {"target": pair}
+            source = {"name" if pair in pairs.names() else "target": pair}
             pair = load.load_pair(**source, drafter=drafter, dtype=dtype, device=device)
         turn_s = _probe(pair, items[0], tree, max_new_tokens)
-    turns = repeats * sum(len(item.turns) for item in items)
     seconds = {method: turns * each_s for method, each_s in turn_s.items()}
     return replace(needed, prompts=turns, seconds=seconds)
 
 
-def shapes_of(pair: str | Pair, drafter: str | Path | None = None) -> tuple:
+def shapes_of(pair: str | Pair, drafter: str | None = None) -> tuple:
     """The target's config, and the drafter's network on the meta device or None without weights.
 
-    Without a local folder the network has EAGLE-3's published form.
+    A drafter that is not loaded counts as one of EAGLE-3's published form.
     """
+    if not isinstance(pair, Pair) and pair in load.SHIPPED:
+        pair = load.load_pair(pair, drafter=drafter)
     if isinstance(pair, Pair):
-        return pair.target.config, pair.drafter.network if pair.drafter is not None else None
-    # 1. the target
+        return pair.target.config, getattr(pair.drafter, "network", None)
     preset = load.PRESETS.get(pair)
     if preset:
         shape = {"tie_word_embeddings": False, **preset.shape}
         config = getattr(transformers, shape.pop("class"))(**shape)
-    elif pair in load.SHIPPED:
-        config = transformers.AutoConfig.from_pretrained(load.shipped_folder(pair) / "target")
     else:
         if not runs.placed(pair).exists() and "/" not in pair:
             check_name("preset", pair, pairs.names())
         config = load.target_config(pair)
-    # 2. the drafter: a folder's own form, else EAGLE-3's published one
-    kind, source = pairs.kind_and_source(str(drafter or ""))
-    if not source and pair in pairs.names():
-        source = load.weights_of(pair, pairs.KINDS[kind or "eagle3"].folder)
-    folder = None
-    if source and (Path(source).is_dir() or not pairs.HUB_ID.fullmatch(source)):
-        folder = load.drafter_folder(source)
-    if not kind and folder:
-        kind = pairs.kind_of(load.config_of(folder))
-    return config, drafter_network(kind or "eagle3", folder, config)
+    kind, _ = pairs.kind_and_source(drafter or "")
+    if kind and not pairs.KINDS[kind].needs_folder:
+        return config, None
+    drafted = min(DRAFT_VOCABULARY, config.vocab_size)
+    with torch.device("meta"):
+        return config, network_of(layer_like(config, config.vocab_size, draft_vocab_size=drafted))
 
 
 def on_meta(config) -> torch.nn.Module:
     """The causal LM of this transformers config, without its weights."""
     with torch.device("meta"):
         return transformers.AutoModelForCausalLM.from_config(config)
-
-
-def drafter_network(kind: str, folder: Path | None, config) -> torch.nn.Module | None:
-    """A drafter's network, for counting; None for a kind without one."""
-    if not pairs.KINDS[kind].needs_folder:
-        return None
-    if folder is None and kind not in ("eagle3", "hybrid"):
-        raise SpecdecError(f"only EAGLE-3's size is known; name a folder, {kind}:FOLDER.")
-    if kind == "lm":
-        return on_meta(transformers.AutoConfig.from_pretrained(folder))
-    if kind in ("medusa", "hydra"):
-        sizes = dict(hidden_size=config.hidden_size, vocab_size=config.vocab_size)
-        return read_heads(folder, SimpleNamespace(**sizes, num_layers=config.num_hidden_layers))
-    drafted = min(DRAFT_VOCABULARY, config.vocab_size)
-    layer = layer_like(config, config.vocab_size, draft_vocab_size=drafted)
-    if folder is not None:
-        layer = read_checkpoint(folder)[0]
-    with torch.device("meta"):
-        return network_of(layer)
 
 
 def kept_per_tok(network) -> int:
@@ -248,9 +210,9 @@ def _memory(target, network, dtype: torch.dtype, tree: TreeConfig, new_tok: int)
     return [size / GIB for size in (width * weights, rows * width * kept, max(reading, verifying))]
 
 
-def free_memory_gib(device: torch.device | str = "cpu") -> float | None:
+def free_memory_gib(device: torch.device) -> float | None:
     """Memory that can be taken without swapping; None if the system does not report it."""
-    free = free_bytes(torch.device(device))
+    free = free_bytes(device)
     return None if free is None else free / GIB
 
 
@@ -278,7 +240,6 @@ class RecordEstimate:
     """What `record` will write, expected from a few texts."""
 
     pair: str
-    dtype: str
     prompts: int
     turns: int
     positions: int
@@ -293,7 +254,7 @@ class RecordEstimate:
     @property
     def sentence(self) -> str:
         needs = f"about {self.positions} positions, {self.megabytes:.0f} MB"
-        prompts = f"{self.prompts} prompts ({self.turns} turns) of {self.pair} in {self.dtype}"
+        prompts = f"{self.prompts} prompts ({self.turns} turns) of {self.pair}"
         text = f"recording {prompts}: {needs}, {_duration(60 * self.minutes)}"
         if self.fits:
             return f"{text}."
@@ -331,15 +292,14 @@ def estimate_record(
     answer_tok = np.mean([kept_tok for _, kept_tok in texts.values()])
     # 2. the trees of a third of them; the first one is grown twice, as a warm-up
     tables = []
-    trees_s = 0.0
     for number in (0, *range(0, len(starts), 3)):
         ids, kept_tok = texts[number]
-        if kept_tok > 1:
+        if len(tables) == 1:
             begin = time.perf_counter()
-            last = min(kept_tok, PROBE_POSITIONS + 1)
+        if kept_tok > 1:
+            last = min(kept_tok, PROBE_TOK + 1)
             tables.append(recorder.positions(ids, len(starts[number]), last))
-            if len(tables) > 1:
-                trees_s += time.perf_counter() - begin
+    trees_s = time.perf_counter() - begin
     tables = tables[1:]
     grown = max(1, sum(len(table["positions"]["context_tok"]) for table in tables))
     # 3. all prompts, from these
@@ -348,8 +308,7 @@ def estimate_record(
     size = positions * _written_bytes(tables) / grown + len(items) * TURN_BYTES
     size += turns * min(config.lengths, answer_tok) * DISTRIBUTION_BYTES
     return RecordEstimate(
-        pair=pair.name,
-        dtype=dtype_name(pair.target.dtype),
+        pair=f"{pair.name} in {dtype_name(pair.target.dtype)}",
         prompts=len(items),
         turns=turns,
         positions=round(positions),
@@ -379,17 +338,16 @@ def nearest_existing(folder: Path) -> Path:
 def checks(names=load.SHIPPED) -> pd.DataFrame:
     """One row per fact: fact, value, state (OK, NOTE for a possible improvement, FAULT)."""
     facts = machine.fingerprint()
-    cores = facts["cores"]
+    cores, threads = facts["cores"], facts["threads"] or 0
     rows = [("CPU", f"{facts['cpu']}, {cores} usable cores, {facts['system']}", OK)]
     rows.append(("GPU", facts["gpu"] or "none", OK))
     # 1. what slows decoding down
-    if not facts["gpu"] and not machine.multiplies_bfloat16():
-        rows.append(("number format", "no bfloat16 units: use float32", NOTE))
-    free_gib = free_memory_gib()
+    free_gib = free_memory_gib(torch.device("cpu"))
     if free_gib is not None:
         rows.append(("memory", f"{free_gib:.1f} GiB free", NOTE if free_gib < 2 else OK))
-    threads = facts["threads"] or 0
     rows.append(("threads", f"{threads} (OMP_NUM_THREADS)", NOTE if threads > cores else OK))
+    crowded = machine.Neighbours().crowded()
+    rows.append(("load", crowded or "this process has its cores", NOTE if crowded else OK))
     # 2. what is missing
     for name in names:
         try:
@@ -397,62 +355,55 @@ def checks(names=load.SHIPPED) -> pd.DataFrame:
             rows.append((f"pair {name}", "loads", OK))
         except SpecdecError as error:
             rows.append((f"pair {name}", str(error), FAULT))
-    folder = os.environ.get(DATA_VARIABLE)
+    folder = os.environ.get(suites_module.DATA_VARIABLE)
     missing = folder is not None and not Path(folder).expanduser().is_dir()
     rows.append(("benchmarks", folder or "embedded only", FAULT if missing else OK))
     writable = os.access(nearest_existing(runs.home()), os.W_OK)
     rows.append(("results", str(runs.home()), OK if writable else FAULT))
-    # 3. versions, and who else computes here
+    # 3. versions
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     rows.append(("versions", f"Python {facts['python']}, {versions}", OK))
-    crowded = machine.Neighbours().crowded()
-    rows.append(("load", crowded or "this process has its cores", NOTE if crowded else OK))
     return pd.DataFrame(rows, columns=["fact", "value", "state"])
 
 
 def cycle_costs(
-    pair: Pair, prompts, tree: TreeConfig, new_tok: int = 24, rounds: int = 1, **settings
+    pair: Pair, prompts, tree: TreeConfig, new_tok: int = 24, rounds: int = 1, seed: int = 0
 ) -> dict:
-    """Costs of a tree's cycle on `prompts`, as medians over the rounds.
+    """The mean cycle of a tree on `prompts` (token ids), in steps of plain decoding.
 
-    plain_ms: a step of `autoregress`. draft_steps, verify_steps, rest_steps: of the mean cycle, in
-    plain steps. speed: over that of `autoregress`, with the range over the rounds. Both alternate,
-    so that a busy machine slows them alike, and only ratios within a round are compared.
+    plain_ms: a step of `autoregress`. draft_steps, verify_steps, rest_steps: parts of a cycle.
+    speed: over that of `autoregress`. Both alternate, so that a busy machine slows them alike;
+    medians over the rounds of ratios within one.
     """
-    methods = {"plain": "autoregressive", "tree": Static.of(tree)}
-    options = {"max_new_tokens": new_tok, "repeats": rounds, "progress": False, **settings}
-    turns, cycles = bench.decode_rounds(methods, {pair.name: prompts}, pair, **options)
+    settings = {"max_new_tokens": new_tok, "seed": seed}
+    policy = Static.of(tree)
+    decode(pair, prompts[0], policy, **settings)  # warms up
+    rows = []
+    for _ in range(rounds):
+        sums: Counter = Counter()
+        for prompt in prompts:
+            plain = autoregress(pair, prompt, **settings)
+            # the prompt's own forward is no step
+            sums.update(steps=plain.new_tok - 1, steps_ms=plain.decode_ms)
+            sums.update(plain_tok=plain.new_tok, plain_ms=plain.total_ms)
+            drafted = decode(pair, prompt, policy, **settings)
+            sums.update(tree_tok=drafted.new_tok, tree_ms=drafted.total_ms)
+            for cycle in drafted.rows:
+                sums.update(cycles=1, cycle_tok=cycle.new_tok, cycle_ms=cycle.total_ms)
+                sums.update(draft_ms=cycle.draft_ms, verify_ms=cycle.verify_ms)
+        step_ms = sums["steps_ms"] / sums["steps"]
+        row = {"tau": sums["cycle_tok"] / sums["cycles"], "plain_ms": step_ms}
+        for part in ("draft", "verify", "cycle"):
+            row[f"{part}_steps"] = sums[f"{part}_ms"] / sums["cycles"] / step_ms
+        row["rest_steps"] = row.pop("cycle_steps") - row["draft_steps"] - row["verify_steps"]
+        row["speed"] = sums["plain_ms"] / sums["plain_tok"] * sums["tree_tok"] / sums["tree_ms"]
+        rows.append(row)
     facts = {"pair": pair.name, "dtype": dtype_name(pair.target.dtype), "tree": tree.text}
-    return {**facts, **in_steps(turns, cycles)}
-
-
-def in_steps(turns: pd.DataFrame, cycles: pd.DataFrame) -> dict:
-    """The mean cycle of the method "tree" in steps of the method "plain"."""
-    # 1. sums of every method and round; the prompt's own forward is no step
-    columns = ["new_tok", "steps", "cycles", "cycle_tok", "total_ms", "decode_ms"]
-    turns = turns.assign(steps=turns["new_tok"] - 1).groupby(["method", "repeat"])[columns].sum()
-    plain = turns.loc["plain"]
-    tree = turns.loc["tree"]
-    laps = ["draft_ms", "verify_ms", "total_ms"]
-    laps_ms = cycles[cycles["method"] == "tree"].groupby("repeat")[laps].sum()
-    # 2. ratios within a round
-    step_ms = plain["decode_ms"] / plain["steps"]
-    speed = (plain["total_ms"] / plain["new_tok"]) / (tree["total_ms"] / tree["new_tok"])
-    steps = laps_ms.div(tree["cycles"] * step_ms, axis=0)
-    rest = steps["total_ms"] - steps["draft_ms"] - steps["verify_ms"]
-    return {
-        "tau": float(tau(tree["cycle_tok"].sum(), tree["cycles"].sum())),
-        "plain_ms": float(step_ms.median()),
-        "draft_steps": float(steps["draft_ms"].median()),
-        "verify_steps": float(steps["verify_ms"].median()),
-        "rest_steps": float(rest.median()),
-        "speed": float(speed.median()),
-        "speed_low": float(speed.min()),
-        "speed_high": float(speed.max()),
-    }
+    return {**facts, **pd.DataFrame(rows).median()}
 
 
 def suite_prompts(pair: Pair) -> list[list[int]]:
     """Token ids of one tuning prompt of each of the pair's usual suites."""
-    names = [embedded_suite(name, pair.name) for name in DEFAULT_NAMES]
+    names = suites_module.DEFAULT_NAMES
+    names = [suites_module.embedded_suite(name, pair.name) for name in names]
     return openings(pair, gather(names, part="tune", limit=1))

@@ -16,7 +16,7 @@ from specdec.evaluation.lossless import audit, default_policies
 from specdec.models.kv_cache import TreeCache
 from specdec.models.target import TreeMask
 
-NAMES = ("static 16/3/4", "EAGLE-1", "random plan+extend+size")
+NAMES = ("static 16,3,4", "EAGLE-1", "random plan+extend+size")
 FEW = {name: default_policies()[name] for name in NAMES}
 
 
@@ -58,7 +58,7 @@ def test_all_policies(temperature, count):
     assert len(result.rows) == count * len(default_policies())
     # A text without accepted drafts proves little.
     accepted_tok = result.rows.groupby("policy").accepted_tok.sum()
-    assert (accepted_tok.drop("static 1/0/1") > 0).all() and accepted_tok["static 1/0/1"] == 0
+    assert (accepted_tok.drop("static 1,0,1") > 0).all() and accepted_tok["static 1,0,1"] == 0
 
 
 WARPED = [{"top_k": 6, "top_p": 0.9}, {"min_p": 0.05, "repetition_penalty": 1.3}]

@@ -94,7 +94,6 @@ def test_a_race_ends_where_one_tree_is_left(asked):
     assert tuned.table["kept"].tolist() == [True, False]
     alone = tuning.tune_static(shared_pair(), [[1], [2]], trees[1:])
     assert alone.policy.plan == trees[1] and alone.table["prompts"].tolist() == [2]
-    pytest.raises(SpecdecError, tuning.tune_static, shared_pair(), [[1]], []).match("empty")
 
 
 @pytest.mark.parametrize("most", [3, 24, 60])

@@ -43,7 +43,14 @@ def test_values_have_their_types_and_commands_their_own_defaults():
     assert options.p == [["a", "1"], ["b", "true"]] and options.only == ["2"]
     assert parse(["book", "run"]).p == [] and parse(["audit"]).temperature is None
     assert parse("train ppow --target t --out o".split()).preset is None
-    for wrong in ("train medusa --target t", "train radar --order 4", "book print"):
+    assert parse("generate-data t --out o --tokens 2.5k".split()).tokens == 2500
+    assert parse("generate-data t --out o".split()).tokens == 3_000_000
+    for wrong in (
+        "train medusa --target t",
+        "generate-data t --out o --tokens many",
+        "train radar --order 4",
+        "book print",
+    ):
         pytest.raises(SystemExit, parse, wrong.split())
 
 
@@ -54,18 +61,15 @@ REFUSED = {
     "decode x --pair tiny --policy eagle9": "eagle3",
     "evaluate --pair tiny --tuned --part train": "--part",
     "evaluate --pair tiny --on moon": "ray",
-    "generate-data tiny --out x --tokens many": "--tokens",
     "estimate --pair tinny": "preset",
     "score nothing.py": "nothing",
     "train radar --pair tiny": "record",
     "train radar --trace somewhere --data prompts.txt": "--trace",
-    "items --notebooks nowhere": "notebooks",
 }
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_bad_input_is_one_sentence(line, home, monkeypatch, capsys):
-    monkeypatch.setenv("SPECDEC_NOTEBOOKS", "notebooks")
+def test_bad_input_is_one_sentence(line, home, capsys):
     assert run(line) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("specdec: ") and REFUSED[line] in error

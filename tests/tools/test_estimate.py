@@ -1,6 +1,7 @@
 """Estimated sizes against what is really allocated, and times from a probe or a data sheet."""
 
-import pandas as pd
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -82,16 +83,19 @@ def test_checks_find_a_wrong_folder(monkeypatch, home):
     assert checks.loc["results", "value"] == str(home)
 
 
-def test_a_cycle_is_counted_in_plain_steps():
-    counts = {"new_tok": 11, "cycle_tok": 10, "total_ms": 25.0, "decode_ms": 20.0}
-    tree = {**counts, "method": "tree", "cycles": 5}
-    rows = [{**counts, "method": "plain", "cycles": 10, "repeat": number} for number in range(3)]
-    # a round is as fast as plain decoding, twice and four times as fast
-    for number, total_ms in enumerate((25.0, 12.5, 6.25)):
-        rows.append({**tree, "repeat": number, "total_ms": total_ms})
-    cycle = {"method": "tree", "draft_ms": 5.0, "verify_ms": 10.0, "total_ms": 20.0}
-    cycles = pd.DataFrame([{**cycle, "repeat": number} for number in range(3)])
-    row = module.in_steps(pd.DataFrame(rows), cycles)
+def test_a_cycle_is_counted_in_plain_steps(tiny, monkeypatch):
+    plain = SimpleNamespace(new_tok=11, decode_ms=20.0, total_ms=25.0)
+    cycle = SimpleNamespace(new_tok=2, draft_ms=1.0, verify_ms=2.0, total_ms=4.0)
+    # after a warm-up, rounds as fast as plain decoding, twice and four times as fast
+    times_ms = iter((99.0, 25.0, 25.0, 12.5, 12.5, 6.25, 6.25))
+
+    def drafted(*_, **settings):
+        assert settings == {"max_new_tokens": 5, "seed": 3}
+        return SimpleNamespace(new_tok=11, total_ms=next(times_ms), rows=[cycle] * 5)
+
+    monkeypatch.setattr(module, "autoregress", lambda *_, **settings: plain)
+    monkeypatch.setattr(module, "decode", drafted)
+    row = module.cycle_costs(tiny, [[1], [2]], TreeConfig(4, 2, 1), 5, rounds=3, seed=3)
+    assert [row.pop(name) for name in ("pair", "dtype", "tree")] == ["tiny", "float32", "4,2,1"]
     expected = {"tau": 2.0, "plain_ms": 2.0, "draft_steps": 0.5, "verify_steps": 1.0}
-    expected.update(rest_steps=0.5, speed=2.0, speed_low=1.0, speed_high=4.0)
-    assert row == pytest.approx(expected)
+    assert row == pytest.approx({**expected, "rest_steps": 0.5, "speed": 2.0})

@@ -75,8 +75,8 @@ def test_every_trainer_accepts_what_record_writes(worked, monkeypatch):
 
 
 def test_one_command_goes_from_prompts_to_a_controller(worked, monkeypatch, capsys):
-    monkeypatch.setitem(cli.OPTIONS, "seconds", (float, 1.0, ""))
-    monkeypatch.setitem(cli.OPTIONS, "max_new_tokens", (int, 10, ""))
+    monkeypatch.setitem(cli.OPTIONS, "seconds", ("", {"type": float, "default": 1.0}))
+    monkeypatch.setitem(cli.OPTIONS, "max_new_tokens", ("", {"type": int, "default": 10}))
     prompts = [f"Add {number} and {number + 3}.\\nWrite the sum." for number in range(20)]
     Path("asked.txt").write_text("\n".join(prompts))
     line = "specdec train ours --target mine --drafter mine --data asked.txt --steps 20 --out own"
