@@ -364,8 +364,7 @@ class Live(Viewer):
             engine, policy = opened(self.pair, prompt, policy, **self.settings)
         except SpecdecError as error:
             return self._say(str(error))
-        begun = dict(finish_reason="unfinished", text="")
-        self.result = Generation(engine.tokens, engine.prompt_tok, **begun)
+        self.result = engine.generation
         self.lane = Lane(self.policy, [])
         self.prompt = self.words
         # in a thread, so that the kernel can hear the stop button
@@ -416,7 +415,7 @@ class Live(Viewer):
         text = functools.cache(lambda token: snapshots.token_texts(self.pair, [token])[token])
         lane = self.lane
         redrawn = 0.0
-        steps = turn(engine, watched, self.result)
+        steps = turn(engine, watched)
         for tokens in steps:
             position = len(lane.tokens) - 1
             words = [text(token) for token in tokens]
