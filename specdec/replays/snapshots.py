@@ -348,25 +348,22 @@ def _cycle(recording: Recording, engine: ReplayEngine, watched: Watched) -> Snap
     position = engine.position
     cycle = run_cycle(engine, watched.begin())
     path = trace.text[row, : 2 + cycle.accepted_tok]
-    # 2. the drafted nodes: of a flat tree those of the widest trees, which hold the root's best
+    # 2. the drafted nodes, or a chain where nothing more is known than the accepted path
     top_k = cycle.top_k
-    flat = watched.planned.flat_nodes if cycle.expansions == 0 else 0
-    width = recording.top_ks[-1] if flat else top_k
-    recorded = width in recording.top_ks and flat <= width and (flat or not watched.planned.beam)
-    note = ""
-    if not top_k or not recorded:
-        # a chain: nothing more is known than the accepted path
+    flat = cycle.expansions == 0 and watched.planned.flat_nodes
+    if top_k in recording.top_ks and not flat and not watched.planned.beam:
+        note = ""
+        trees = trace.trees(top_k)
+        count = pool_size(cycle.expansions, top_k)
+        ids = np.concatenate((path[:1], trees.tokens[row, :count]))
+        score = np.concatenate((np.zeros(1, np.float32), trees.scores[row, :count]))
+        nodes = ids, parents(trees.beams[row, : cycle.expansions], top_k), score
+    else:
         note = "this tree is not kept in the recording, only the accepted path is drawn"
         if not top_k:
             note = "a plain step: nothing was drafted"
         count = 1 + cycle.accepted_tok
         nodes = path[:count], np.arange(count) - 1, np.zeros(count, np.float32)
-    else:
-        trees = trace.trees(width)
-        count = flat or pool_size(cycle.expansions, top_k)
-        ids = np.concatenate((path[:1], trees.tokens[row, :count]))
-        score = np.concatenate((np.zeros(1, np.float32), trees.scores[row, :count]))
-        nodes = ids, parents(trees.beams[row, : cycle.expansions], top_k, flat), score
     # 3. as data
     bonus = recording.text(path[-1])
     snapshot = _snapshot(cycle, watched, position, nodes, path[1:-1], bonus, recording.text)

@@ -357,11 +357,9 @@ def path_nodes(tokens: np.ndarray, beams: np.ndarray, path: np.ndarray) -> np.nd
     return np.where(places < 0, -1, places + [0, *starts])
 
 
-def parents(beams: np.ndarray, top_k: int, flat_nodes: int = 0) -> np.ndarray:
-    """int64 [1 + C]: the parent of each node of a pool, the root first. beams int [expansions, k]
-    of one tree. flat_nodes: children of the root, if not top_k.
-    """
-    parts = [np.array([-1]), np.zeros(flat_nodes or top_k, np.int64)]
+def parents(beams: np.ndarray, top_k: int) -> np.ndarray:
+    """int64 [1 + C]: the parent of each node of a pool, the root first. beams [expansions, k]."""
+    parts = [np.array([-1]), np.zeros(top_k, np.int64)]
     start = 1
     for level, beam in enumerate(beams):
         parts.append(np.repeat(start + beam.astype(np.int64), top_k))

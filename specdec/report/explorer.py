@@ -31,12 +31,9 @@ from specdec.errors import SpecdecError, check_integer, check_kind
 from specdec.policies.base import load_policy, shipped_folder
 from specdec.replays import snapshots
 from specdec.replays.snapshots import CLAIRVOYANT, Lane, Recording, Watched
-from specdec.replays.static_trees import best_static
 from specdec.report import explorer_panels as panels
 
 FOLDER = Path(__file__).parent
-# sizes among which the fastest fixed tree is looked for
-TOTAL_TOKENS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 60)
 # names of shipped controllers by the beginning of their folder
 CONTROLLERS = {"ltd": "LTD", "radar": "RADAR", "resps": "Re-SpS"}
 # drawing takes interpreter time, which decoding needs too
@@ -73,7 +70,7 @@ def explore(
     """The tree explorer for notebooks. Its `picture()` returns the current view as a figure.
 
     recording: of `snapshots.recording_of`; None: the shipped one. policies: by name, shown before
-    the controllers that ship for the recording's pair, two fixed trees and the bound. costs: in
+    EAGLE-3's tree, the controllers that ship for the recording's pair and the bound. costs: in
     place of the shipped recording's own.
 
     >>> import specdec
@@ -92,17 +89,12 @@ def explore(
 
 
 def shipped_policies(recording: Recording) -> dict[str, Policy]:
-    """EAGLE-3's tree, the fastest fixed tree on this recording, and its pair's controllers."""
+    """EAGLE-3's tree and the controllers of the recording's pair."""
     trace = recording.trace
-    totals = [total for total in TOTAL_TOKENS if total <= trace.most_nodes]
-    fastest = best_static(trace, recording.costs, total_tokens=totals, top_ks=recording.top_ks)
     depth = min(7, trace.depth)
     top_k = recording.top_ks[-1]
     eagle = TreeConfig(min(60, pool_size(depth, top_k) + 1), depth, top_k)
-    policies: dict[str, Policy] = {
-        f"fixed {fastest.text} (fastest)": Static.of(fastest),
-        f"fixed {eagle.text}": Static.of(eagle),
-    }
+    policies: dict[str, Policy] = {f"fixed {eagle.text}": Static.of(eagle)}
     folder = shipped_folder(f"{trace.header['pair']}/x").parent
     with warnings.catch_warnings():
         # about other machines' costs: times here are the recording's
