@@ -185,10 +185,6 @@ function render({ model, el }) {
     root.dataset.drawn = Number(root.dataset.drawn || 0) + 1;
     root.dataset.drawMs = (performance.now() - begin).toFixed(1);
   };
-  const measure = () => {
-    const width = Math.floor(root.clientWidth);
-    if (width > 200 && Math.abs(width - model.get("width")) > 8) { model.set("width", width); model.save_changes(); }
-  };
   const lost = () => { message.textContent = GONE; root.classList.add("gone"); };
 
   root.addEventListener("keydown", (event) => {
@@ -216,10 +212,7 @@ function render({ model, el }) {
   model.on("change", fillControls);
   model.on("comm_live_update", lost);  // a kernel that comes back draws anew
   model.on("comm:close", lost);
-  const watcher = new ResizeObserver(measure);
-  watcher.observe(root);
   draw();
-  return () => { watcher.disconnect(); };
 }
 
 export default { render };

@@ -116,7 +116,6 @@ class Viewer(anywidget.AnyWidget):
     _esm = FOLDER / "explorer.js"
     _css = FOLDER / "explorer.css"
     page = traitlets.Dict().tag(sync=True)
-    width = traitlets.Int(panels.WIDTH).tag(sync=True)
     controls = traitlets.List().tag(sync=True)
     limits = traitlets.Dict().tag(sync=True)
     choices = traitlets.Dict().tag(sync=True)
@@ -131,7 +130,6 @@ class Viewer(anywidget.AnyWidget):
         self._quiet = False
         super().__init__(**traits)
         self.react(self.move, "cycle")
-        self.react(self.redraw, "width")
 
     def react(self, action: Callable[[], None], *names: str) -> None:
         """Call `action` when one of these traits is set, but not by `set_quietly`."""
@@ -179,8 +177,7 @@ class Viewer(anywidget.AnyWidget):
         lane = self.drawn()
         if lane:
             snapshot = lane.cycles[self.cycle - 1]
-            # less than the page has, so that nothing is cut off at its borders
-            drawings = panels.cycle_panels(lane, self.cycle - 1, self.width - 24, self.prices)
+            drawings = panels.cycle_panels(lane, self.cycle - 1, self.prices)
             page |= {name: panels.svg(panel) for name, panel in drawings.items()}
             counts = f"{len(snapshot.token) - 1} drafted, {sum(snapshot.verified) - 1} verified"
             page["counts"] = f"{lane.name}: {counts}, {snapshot.accepted_tok} accepted"
@@ -191,7 +188,7 @@ class Viewer(anywidget.AnyWidget):
         lane = self.drawn()
         if not lane:
             raise SpecdecError(self.message or "there is no cycle to draw yet.")
-        drawings = panels.cycle_panels(lane, self.cycle - 1, self.width, self.prices)
+        drawings = panels.cycle_panels(lane, self.cycle - 1, self.prices)
         return panels.figure(drawings, title)
 
 

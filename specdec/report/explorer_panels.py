@@ -19,10 +19,8 @@ from html import escape
 from specdec.replays.snapshots import PARTS, Asked, Lane, Snapshot
 from specdec.report.figures import RULES
 
-# pixels; a view narrower than ONE_COLUMN has the answers below the tree
+# pixels; a narrower page shows them smaller
 WIDTH = 1080
-LEAST_WIDTH = 300
-ONE_COLUMN = 640
 ANSWERS_WIDTH = 350
 PAPER = "#ffffff"
 INK = "#1a1a1a"
@@ -115,15 +113,13 @@ class Panel:
         self.height = max(self.height, y + panel.height)
 
 
-def cycle_panels(lane: Lane, number: int, width: int, prices: str) -> dict[str, Panel]:
-    """All panels of one cycle, in a view of this width. prices: the source of the times."""
-    width = max(LEAST_WIDTH, width)
-    answers_width = min(ANSWERS_WIDTH, width * 2 // 5) if width > ONE_COLUMN else width
+def cycle_panels(lane: Lane, number: int, prices: str) -> dict[str, Panel]:
+    """All panels of one cycle. prices: the source of the times."""
     return {
-        "text": text_panel(lane, number, width),
-        "time": time_panel(lane, number, width, prices),
+        "text": text_panel(lane, number),
+        "time": time_panel(lane, number, prices),
         "tree": tree_panel(lane.cycles[number]),
-        "answers": answers_panel(lane.name, lane.cycles[number], answers_width),
+        "answers": answers_panel(lane.name, lane.cycles[number]),
     }
 
 
@@ -150,19 +146,19 @@ def readable(token: str) -> str:
 # 1. the text
 
 
-def text_panel(lane: Lane, number: int, width: int = WIDTH) -> Panel:
+def text_panel(lane: Lane, number: int) -> Panel:
     """The text: accepted in this cycle (dark), rejected (framed), bonus (orange), the rest.
 
     Earlier tokens are pale, later ones grey.
     """
-    panel = Panel(width)
+    panel = Panel(WIDTH)
     x = 4.0
     y = 16.0
     for token, kind in _outcomes(lane, number):
         words = printable(token.replace("\n", "⏎").replace("\t", "⇥"))
         reach = wide(words, 12) + 4
         # in the next line if it does not fit
-        if x + reach > width - 4 and x > 4:
+        if x + reach > WIDTH - 4 and x > 4:
             x = 4.0
             y += 20
         fill, border, ink = TEXT_LOOKS[kind]
@@ -302,8 +298,9 @@ def places(parents: Sequence[int]) -> tuple[list[int], list[float]]:
 # 3. the answers
 
 
-def answers_panel(name: str, snapshot: Snapshot, width: int = ANSWERS_WIDTH) -> Panel:
+def answers_panel(name: str, snapshot: Snapshot) -> Panel:
     """The policy's questions in this cycle, and its network's outputs as bars, the chosen dark."""
+    width = ANSWERS_WIDTH
     panel = Panel(width)
     panel.text(4, 14, name, 12, bold=True)
     tree = " / ".join(map(str, snapshot.tree))
@@ -328,8 +325,7 @@ def _answer(panel: Panel, asked: Asked, y: float) -> float:
     low = 0.0
     high = 1.0
     if asked.unit == "value":
-        low = min(asked.values)
-        high = max(asked.values)
+        low, high = min(asked.values), max(asked.values)
     begin = 144
     width = panel.width - begin - 44
     for number, (label, value) in enumerate(zip(asked.labels, asked.values, strict=True)):
@@ -346,9 +342,10 @@ def _answer(panel: Panel, asked: Asked, y: float) -> float:
 # 4. the time
 
 
-def time_panel(lane: Lane, number: int, width: int = WIDTH, prices: str = "") -> Panel:
+def time_panel(lane: Lane, number: int, prices: str = "") -> Panel:
     """The cycle's milliseconds by part, the speed so far, and the turn as a strip of cycles."""
     drawn = lane.cycles[number]
+    width = WIDTH
     panel = Panel(width)
     y = panel.lines(4, 14, facts_of(lane, number), width, size=11) - 9
     # 1. the parts of this cycle

@@ -89,7 +89,7 @@ def test_a_lost_kernel_is_said(page, explorer):
 def test_all_of_a_cycle_is_in_view_on_a_laptop(page, explorer, wide, high):
     """1366 x 768 less what browser and JupyterLab take; 479 pixels are left of it at 150 %."""
     page.set_viewport_size({"width": 1366 if high else 911, "height": 650 if high else 433})
-    explorer.width, explorer.policy = wide, "ours"
+    explorer.policy = "ours"
     show(page, explorer, wide)
     root = page.locator(".specdec-explorer").bounding_box()
     assert high is None or root["height"] <= high

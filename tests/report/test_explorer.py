@@ -84,7 +84,7 @@ def test_any_token_can_be_drawn(recording, words):
     changes = dict(token=(words,) * len(snapshot.token), bonus=words, refused=words)
     snapshot = snapshots.dataclasses.replace(snapshot, **changes)
     lane = snapshots.Lane("it", [words] * 12, [snapshot])
-    drawn = panels.cycle_panels(lane, 0, 500, words)
+    drawn = panels.cycle_panels(lane, 0, words)
     for panel in drawn.values():
         ET.fromstring(panels.svg(panel))
     panels.figure(drawn, words).canvas.draw()
