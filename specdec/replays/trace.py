@@ -396,13 +396,9 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
     pair: the name or key that the recording must have, else SpecdecError.
 
     >>> import specdec
-    >>> from specdec import runs
-    >>> small = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, name="example_open")
-    >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> trace = specdec.record(pair, {"mine": ["What is 2 + 3?"]}, **small, progress=False)
-    >>> again = open_trace(runs.find("example_open")[0].directory, "tiny")
-    >>> bool((again.ranks[3] == trace.ranks[3]).all())
-    True
+    >>> from specdec.report import explorer
+    >>> open_trace(explorer.FOLDER / "recordings" / "smollm2").top_ks
+    (2, 4, 10)
     """
     # 1. the header and the turns
     folder = recording_folder(folder)

@@ -249,6 +249,7 @@ class Explorer(Viewer):
         self.prompt = self.recording.prompts[self.turn]
         count = len(self.lane.cycles) if self.lane else 1
         self.limits = {**self.limits, "cycle": (1, count)}
+        # within the limits of this turn
         self.set_quietly(cycle=self.cycle)
         self.move(problem)
 
@@ -397,7 +398,7 @@ class Live(Viewer):
             result.read(self.pair.reader)
             self.running = False
             count = f"{result.new_tok} tokens in {len(self.lane.cycles)} cycles"
-            self._newest(f"{ended}: {count}, {result.tokens_per_s:.1f} tokens/s.")
+            self._say(f"{ended}: {count}, {result.tokens_per_s:.1f} tokens/s.")
 
     def _cycles(self, engine, watched: Watched) -> None:
         """Cycle after cycle, until the turn ends or is stopped."""
@@ -415,21 +416,18 @@ class Live(Viewer):
                 lane.cycles.append(snapshot)
             watched.begin()
             if time.monotonic() - redrawn > REDRAWN_EVERY_S:
-                self._newest("Decoding ...")
+                self._say("Decoding ...")
                 redrawn = time.monotonic()
             if self._stop.is_set():
                 break
         # what holds the pair ends with the turn
         steps.close()
 
-    def _newest(self, message: str) -> None:
-        """Show the last cycle."""
-        count = max(1, len(self.lane.cycles))
-        self.limits = {**self.limits, "cycle": (1, count)}
-        self.set_quietly(cycle=count)
-        self._say(message)
-
     def _say(self, message: str) -> Live:
+        """Show the last cycle and a message."""
+        count = len(self.lane.cycles) if self.lane else 0
+        self.limits = {"cycle": (1, max(1, count))}
+        self.set_quietly(cycle=count)
         self.message = message
         self.redraw()
         return self
