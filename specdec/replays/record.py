@@ -38,15 +38,7 @@ from specdec.parallel import checked_place, parallel
 from specdec.replays import trace
 from specdec.replays.copies import merged_columns, trie_columns, tries_of
 from specdec.replays.family import Choosing, Family, path_places
-from specdec.replays.trace import (
-    NEVER,
-    ROOT_CANDIDATES,
-    Column,
-    Trace,
-    read_columns,
-    stacked_columns,
-    write_columns,
-)
+from specdec.replays.trace import NEVER, ROOT_CANDIDATES, Column, Trace
 
 SPLIT = "split"
 TABLES = ("positions", "trees", "family", "lengths")
@@ -161,10 +153,10 @@ def _record_elsewhere(
 
 def settings_of(recorded: Trace) -> dict[str, Any]:
     """The settings of `record` that would record the same trees of the same lengths again."""
-    names = ("max_new_tokens", "depth", "top_ks", "trees", "family", "most_nodes", "seed")
-    settings = {name: recorded.header[name] for name in names if name in recorded.header}
-    for name in {"top_ks", "trees", "family"} & settings.keys():
-        settings[name] = tuple(settings[name])
+    header = recorded.header
+    settings = {name: header[name] for name in ("max_new_tokens", "depth", "most_nodes", "seed")}
+    for name in ("top_ks", "trees", "family"):
+        settings[name] = tuple(header.get(name, ()))
     return settings
 
 
@@ -286,7 +278,7 @@ class Recorder:
         # 3. the shards; that of turns is the last, as it marks the prompt as done
         for table, parts in tables.items():
             if parts and parts[0]:
-                write_columns(run.shards(table).path(number), stacked_columns(parts))
+                trace.write_columns(run.shards(table).path(number), trace.stacked_columns(parts))
         run.shards("turns").write(number, pd.DataFrame(turns))
 
     def continuing(self, prompt: list[int]) -> Generator[Forward, Any, tuple[list[int], int]]:
@@ -323,10 +315,9 @@ class Recorder:
         with self.pair.inference():
             cache = target.new_cache(len(ids) + pool_size(RADAR_CALLS - 1, RADAR_TOP_K))
             features = target.forward(tokens, cache, last_only=not config.lengths).features
-            make: Any = partial(SequentialDrafter, self.drafter)
+            drafter: Any = SequentialDrafter(self.drafter, tokens, features)
             if self.batched:
-                make = self.drafter.batched
-            drafter = make(tokens, features, config.depth)
+                drafter = self.drafter.batched(tokens, features, config.depth)
             # 3. the trees of every width at all positions, and the ranks of the text in them
             batches = {top_k: self._grown(drafter, contexts, top_k) for top_k in config.widths}
             for top_k, batch in batches.items():
@@ -399,7 +390,7 @@ def _family(drafter: Any, contexts: Tensor, path: Tensor, widths: tuple[int, ...
         places = path_places(tokens, beams, path[rows].cpu().numpy(), family.top_k)
         columns[Column("family_path")] = places.astype(np.int16)
         parts.append(columns)
-    return stacked_columns(parts)
+    return trace.stacked_columns(parts)
 
 
 def _roots(batch: TreeBatch, following: Tensor) -> dict[str, np.ndarray]:
@@ -422,21 +413,20 @@ def _finish(run: runs.Run, config: RecordConfig, identity: dict[str, Any], pair:
     first = turns.groupby("piece")["first"].min()
     parts = []
     for piece in run.shards("lengths").done():
-        columns = read_columns(run.shards("lengths").path(piece))
+        columns = trace.read_columns(run.shards("lengths").path(piece))
         columns[Column("row")] = columns[Column("row")] + first[piece]
         parts.append(columns)
     if parts:
-        write_columns(run.path("lengths.parquet"), stacked_columns(parts))
+        trace.write_columns(run.path("lengths.parquet"), trace.stacked_columns(parts))
         files.append("lengths.parquet")
-    # 3. the columns of each table
+    # 3. the columns of each table, alike in all of its shards
     tables: dict[str, list[dict[str, Any]]] = {}
     for table in ("positions", "trees", "family"):
         shards = run.shards(table)
-        tables[table] = []
-        if shards.done():
-            recorded = read_columns(shards.path(shards.done()[0]))
-            tables[table] = [column.stored for column in sorted(recorded)]
-        files += [f"{table}/{shards.path(piece).name}" for piece in shards.done()]
+        paths = [shards.path(piece) for piece in shards.done()]
+        recorded = trace.read_columns(paths[0]) if paths else {}
+        tables[table] = [column.stored for column in sorted(recorded)]
+        files += [f"{table}/{path.name}" for path in paths]
     # 4. the header
     header = {
         "schema": trace.SCHEMA,
@@ -458,7 +448,7 @@ def _finish(run: runs.Run, config: RecordConfig, identity: dict[str, Any], pair:
 class SequentialDrafter:
     """`BatchedDrafter` for any drafter: one position after the other in its own session. Slow."""
 
-    def __init__(self, drafter: Drafter, tokens: Tensor, features: Tensor | None, depth: int):
+    def __init__(self, drafter: Drafter, tokens: Tensor, features: Tensor | None):
         self.drafter = drafter
         self.tokens = tokens
         self.features = features

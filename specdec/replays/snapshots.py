@@ -33,9 +33,8 @@ from specdec.replays.trace import Trace, open_trace, parents
 from specdec.stored import TextsFile, read_json
 
 SCHEMA = 1
-# of many actions only the likeliest are listed, of values the best
-MOST_CHOICES = 8
-MOST_VALUES = 12
+# of many actions or values only the best are listed
+MOST_LISTED = 8
 # the parts of a cycle's time
 PARTS = ("draft", "policy", "verify", "rest")
 CLAIRVOYANT = "clairvoyant"
@@ -51,9 +50,9 @@ class Asked:
     # the choices that are listed, and their probabilities or predicted values in tokens
     labels: tuple[str, ...] = ()
     values: tuple[float, ...] = ()
-    # of the values; "" for a rule, which has no network
-    unit: str = "probability"
-    # index of the chosen one; -1 if the network was not asked or its choice is not listed
+    # of the values: probability or value
+    unit: str = ""
+    # index of the chosen one; -1 if it is not listed
     chosen: int = -1
 
 
@@ -100,10 +99,6 @@ class Lane:
     tokens: list[str]
     cycles: list[Snapshot] = field(default_factory=list)
     plain_ms: list[float] = field(default_factory=list)
-
-    def at(self, position: int) -> int:
-        """Index of the cycle that writes the token after `position`."""
-        return max(0, sum(cycle.position <= position for cycle in self.cycles) - 1)
 
     def elapsed_ms(self, cycle: int) -> float:
         """Time up to the end of a cycle, without the prompt's own forward."""
@@ -226,50 +221,44 @@ class Watched(Chain):
 
 
 def asked_of(policy: Policy, question: Question, answer: Any, outputs: np.ndarray | None) -> Asked:
-    """A question, its answer and the network's outputs in words and numbers."""
-    words = _in_words(question.kind, answer)
-    unit = "probability" if isinstance(policy, Learned) else ""
-    asked = Asked(question.kind, question.expansions, words, unit=unit)
+    """A question, its answer and the best of the network's outputs, in words and numbers."""
+    asked = Asked(question.kind, question.expansions, _in_words(question.kind, answer))
     if outputs is None or not isinstance(policy, Learned):
         return asked
-    # 1. predicted values of every possible stop
+    # 1. predicted values of every possible stop, or probabilities of the choices
     if isinstance(policy, ValuePolicy):
-        return _with_values(asked, policy, outputs)
-    # 2. the likeliest choices, in order, and what is left for the others
-    labels = [_in_words(question.kind, choice) for choice in policy.choices]
-    if outputs.ndim != 1 or len(labels) != len(outputs):
-        return asked
-    scaled = outputs.astype(float) / (policy.temperature or 1.0)
-    chances = np.exp(scaled - scaled.max())
-    chances = chances / chances.sum()
-    places = np.sort(np.argsort(-chances, kind="stable")[:MOST_CHOICES])
-    listed = [labels[place] for place in places]
-    values = chances[places].tolist()
-    chosen = listed.index(words) if words in listed else -1
-    if len(listed) < len(labels):
-        listed.append(f"{len(labels) - len(listed)} others")
-        values.append(1.0 - sum(values))
-    return dataclasses.replace(asked, labels=tuple(listed), values=tuple(values), chosen=chosen)
-
-
-def _with_values(asked: Asked, policy: ValuePolicy, outputs: np.ndarray) -> Asked:
-    """The best of the predicted values of every possible stop. outputs: [levels, sizes]."""
-    labels = [_in_words(SIZE, size) for size in policy.sizes]
-    values = outputs[0]
-    if asked.kind != SIZE:
-        best_sizes = outputs.argmax(axis=1)
-        labels = [f"depth {asked.expansions + n}, {labels[s]}" for n, s in enumerate(best_sizes)]
-        values = outputs.max(axis=1)
-    finite = np.isfinite(values)
-    ranked = np.argsort(-np.where(finite, values, -np.inf), kind="stable")
-    listed = np.sort(ranked[: min(MOST_VALUES, finite.sum())])
+        labels, values = _stops(policy, question, outputs)
+        chosen = int(values.argmax())
+        unit = "value"
+    else:
+        labels = [_in_words(question.kind, choice) for choice in policy.choices]
+        scaled = outputs.astype(float) / (policy.temperature or 1.0)
+        chances = np.exp(scaled - scaled.max())
+        values = chances / chances.sum()
+        chosen = labels.index(asked.answer)
+        unit = "probability"
+    # 2. the best of them, in their order
+    ranked = np.argsort(-np.where(np.isfinite(values), values, -np.inf), kind="stable")
+    listed = np.sort(ranked[: min(MOST_LISTED, np.isfinite(values).sum())]).tolist()
     return dataclasses.replace(
         asked,
-        unit="value",
         labels=tuple(labels[place] for place in listed),
-        values=tuple(values[listed].astype(float).tolist()),
-        chosen=int(np.flatnonzero(listed == ranked[0])[0]),
+        values=tuple(float(values[place]) for place in listed),
+        unit=unit,
+        chosen=listed.index(chosen) if chosen in listed else -1,
     )
+
+
+def _stops(
+    policy: ValuePolicy, question: Question, outputs: np.ndarray
+) -> tuple[list[str], np.ndarray]:
+    """Labels and predicted values of the possible stops. outputs: [levels, sizes]."""
+    labels = [_in_words(SIZE, size) for size in policy.sizes]
+    if question.kind == SIZE:
+        return labels, outputs[0]
+    deeper = enumerate(outputs.argmax(axis=1))
+    labels = [f"depth {question.expansions + n}, {labels[size]}" for n, size in deeper]
+    return labels, outputs.max(axis=1)
 
 
 def _in_words(kind: str, answer: Any) -> str:
@@ -359,25 +348,22 @@ def _cycle(recording: Recording, engine: ReplayEngine, watched: Watched) -> Snap
     position = engine.position
     cycle = run_cycle(engine, watched.begin())
     path = trace.text[row, : 2 + cycle.accepted_tok]
-    # 2. the drafted nodes: of a flat tree those of the widest trees, which hold the root's best
+    # 2. the drafted nodes, or a chain where nothing more is known than the accepted path
     top_k = cycle.top_k
-    flat = watched.planned.flat_nodes if cycle.expansions == 0 else 0
-    width = recording.top_ks[-1] if flat else top_k
-    recorded = width in recording.top_ks and flat <= width and (flat or not watched.planned.beam)
-    note = ""
-    if not top_k or not recorded:
-        # a chain: nothing more is known than the accepted path
+    flat = cycle.expansions == 0 and watched.planned.flat_nodes
+    if top_k in recording.top_ks and not flat and not watched.planned.beam:
+        note = ""
+        trees = trace.trees(top_k)
+        count = pool_size(cycle.expansions, top_k)
+        ids = np.concatenate((path[:1], trees.tokens[row, :count]))
+        score = np.concatenate((np.zeros(1, np.float32), trees.scores[row, :count]))
+        nodes = ids, parents(trees.beams[row, : cycle.expansions], top_k), score
+    else:
         note = "this tree is not kept in the recording, only the accepted path is drawn"
         if not top_k:
             note = "a plain step: nothing was drafted"
         count = 1 + cycle.accepted_tok
         nodes = path[:count], np.arange(count) - 1, np.zeros(count, np.float32)
-    else:
-        trees = trace.trees(width)
-        count = flat or pool_size(cycle.expansions, top_k)
-        ids = np.concatenate((path[:1], trees.tokens[row, :count]))
-        score = np.concatenate((np.zeros(1, np.float32), trees.scores[row, :count]))
-        nodes = ids, parents(trees.beams[row, : cycle.expansions], top_k, flat), score
     # 3. as data
     bonus = recording.text(path[-1])
     snapshot = _snapshot(cycle, watched, position, nodes, path[1:-1], bonus, recording.text)

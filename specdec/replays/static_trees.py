@@ -46,17 +46,13 @@ def static_grid(
 
     total_tokens: root included, 1 for plain steps; None means all within the pool. depths, top_ks:
     None means all recorded ones. beams: None means BEAMS if a family was recorded. A tree with more
-    nodes than its pool is cut. as_fast: whether the costs cannot tell it from the fastest.
+    nodes than its pool is cut.
 
     >>> import specdec
-    >>> from specdec.costs.profiles import profile
-    >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> small = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, progress=False)
-    >>> trace = specdec.record(pair, {"mine": ["What is 2 + 3?"]}, **small)
-    >>> costs = profile("roofline-a100-llama-8b-eager")
-    >>> grid = static_grid(trace, costs, total_tokens=[4, 8, 16], depths=[1, 2])
-    >>> grid[["total_tokens", "depth"]].to_numpy().tolist()[:2], bool((grid["tau"] >= 1).all())
-    ([[4, 1], [8, 1]], True)
+    >>> recording = specdec.explore().recording
+    >>> grid = static_grid(recording.trace, recording.costs, total_tokens=[4, 8], depths=[1])
+    >>> grid["total_tokens"].tolist()[:2]
+    [4, 8]
     """
     shapes, depths = recorded(trace, top_ks, depths, beams)
     totals = None
@@ -70,15 +66,10 @@ def static_grid(
             part = _sums(tables, shape, depth, totals, by)
             # plain steps once
             parts.append(part[part["total_tokens"] > 1] if parts and totals is None else part)
-    # 2. rates, and which trees are as fast as the fastest
+    # 2. rates
     table = with_rates(pd.concat(parts, ignore_index=True))
-    least_ms = table["time_ms"].min()
-    labels = []
-    if by is not None:
-        labels = [by]
-        least_ms = table.groupby(by)["time_ms"].transform("min")
-    table["as_fast"] = np.log(table["time_ms"] / least_ms) <= costs.uncertainty_frac
-    return table[[*labels, *SETTING, "ms_per_tok", "tau", *SUMS, "speedup", "as_fast"]]
+    labels = [] if by is None else [by]
+    return table[[*labels, *SETTING, "ms_per_tok", "tau", *SUMS, "speedup"]]
 
 
 def _sums(

@@ -265,14 +265,15 @@ class Trace:
         most_nodes = min(self.most_nodes, ranges.get("verify_nodes", (0, self.most_nodes))[1])
         if (top_ks, depth, most_nodes) == (self.top_ks, self.depth, self.most_nodes):
             return self
-        levels = {"ranks": depth + 1, "candidates": depth + 1, "family_path": depth + 1}
-        levels["beams"] = depth
 
         def cut(column: Column) -> np.ndarray:
             array = self.column(*column)
             if column.kind in ("scores", "tokens"):
                 return array[:, : pool_size(depth, column.top_k, column.beam)]
-            array = array[:, : levels[column.kind]] if column.kind in levels else array
+            if column.kind in ("ranks", "candidates", "family_path"):
+                array = array[:, : depth + 1]
+            elif column.kind == "beams":
+                array = array[:, :depth]
             # copied paths may be longer than the drafted one
             if column.kind == "ranks" and not self.copies:
                 array = array[:, :, : depth + 1]
@@ -305,16 +306,15 @@ def check_recorded(
 ) -> None:
     """Refuse an answer that the recording cannot replay."""
     deepest = trace.depth_of(top_k, beam)
-    why = ""
     if deepest < 0:
         why = f"top_k={top_k} with beam={beam} was not recorded, only {trace.top_ks}"
     elif not 0 <= expansions <= deepest:
         why = f"depth {expansions} was asked for, but such trees were recorded to depth {deepest}"
     elif verify_nodes > trace.most_nodes:
-        most = f"the recording judges at most {trace.most_nodes}"
-        why = f"{verify_nodes} nodes were asked for, but {most}"
-    if why:
-        raise SpecdecError(f"{why}; record again with it.")
+        why = f"{verify_nodes} nodes were asked for, but at most {trace.most_nodes} were recorded"
+    else:
+        return
+    raise SpecdecError(f"{why}; record again with it.")
 
 
 def numbered(turns: pd.DataFrame) -> pd.DataFrame:
@@ -329,19 +329,15 @@ def joined(traces: list[Trace], top_k: int) -> Trace:
     """
     if len({(trace.header["pair"], trace.header.get("weights")) for trace in traces}) > 1:
         raise SpecdecError("recordings of different pairs cannot be joined; record one pair.")
-    common = {
-        "top_k": (top_k, top_k),
-        "expansions": (0, min(trace.depth for trace in traces)),
-        "verify_nodes": (0, min(trace.most_nodes for trace in traces)),
-    }
+    depth = min(trace.depth for trace in traces)
+    most_nodes = min(trace.most_nodes for trace in traces)
+    common = {"top_k": (top_k, top_k), "expansions": (0, depth), "verify_nodes": (0, most_nodes)}
     parts = [trace.restrict(common) for trace in traces]
-    wanted = [Column("context_tok"), Column("ranks", top_k), Column("scores", top_k)]
+    kept = [Column("context_tok"), Column("ranks", top_k), Column("scores", top_k)]
     for kind in ("features", "draft_state"):
         if all(getattr(part, kind) is not None for part in parts):
-            wanted.append(Column(kind))
-    columns = {}
-    for column in wanted:
-        columns[column] = np.concatenate([part.column(*column) for part in parts])
+            kept.append(Column(kind))
+    columns = {col: np.concatenate([part.column(*col) for part in parts]) for col in kept}
     turns = numbered(pd.concat([part.turns for part in parts], ignore_index=True))
     return Trace({**parts[0].header, "family": ()}, turns, columns)
 
@@ -357,11 +353,9 @@ def path_nodes(tokens: np.ndarray, beams: np.ndarray, path: np.ndarray) -> np.nd
     return np.where(places < 0, -1, places + [0, *starts])
 
 
-def parents(beams: np.ndarray, top_k: int, flat_nodes: int = 0) -> np.ndarray:
-    """int64 [1 + C]: the parent of each node of a pool, the root first. beams int [expansions, k]
-    of one tree. flat_nodes: children of the root, if not top_k.
-    """
-    parts = [np.array([-1]), np.zeros(flat_nodes or top_k, np.int64)]
+def parents(beams: np.ndarray, top_k: int) -> np.ndarray:
+    """int64 [1 + C]: the parent of each node of a pool, the root first. beams [expansions, k]."""
+    parts = [np.array([-1]), np.zeros(top_k, np.int64)]
     start = 1
     for level, beam in enumerate(beams):
         parts.append(np.repeat(start + beam.astype(np.int64), top_k))
@@ -402,13 +396,9 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
     pair: the name or key that the recording must have, else SpecdecError.
 
     >>> import specdec
-    >>> from specdec import runs
-    >>> small = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, name="example_open")
-    >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> trace = specdec.record(pair, {"mine": ["What is 2 + 3?"]}, **small, progress=False)
-    >>> again = open_trace(runs.find("example_open")[0].directory, "tiny")
-    >>> bool((again.ranks[3] == trace.ranks[3]).all())
-    True
+    >>> from specdec.report import explorer
+    >>> open_trace(explorer.FOLDER / "recordings" / "smollm2").top_ks
+    (2, 4, 10)
     """
     # 1. the header and the turns
     folder = recording_folder(folder)
@@ -475,13 +465,14 @@ def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Arrays concatenated, padded to the widest: with -inf, or -1 for candidate numbers."""
     if parts[0].ndim != 2:
         return np.concatenate(parts)
-    widest = max(part.shape[1] for part in parts)
+    width = max(part.shape[1] for part in parts)
     absent = -np.inf if parts[0].dtype.kind == "f" else -1
-    padded = []
+    stack = np.full((sum(map(len, parts)), width), absent, parts[0].dtype)
+    start = 0
     for part in parts:
-        missing = widest - part.shape[1]
-        padded.append(np.pad(part, ((0, 0), (0, missing)), constant_values=absent))
-    return np.concatenate(padded)
+        stack[start : start + len(part), : part.shape[1]] = part
+        start += len(part)
+    return stack
 
 
 def stacked_columns(parts: Sequence[Mapping[Any, np.ndarray]]) -> dict[Any, np.ndarray]:

@@ -1,7 +1,7 @@
 // The view of the tree explorer: it draws what Python sends and tells Python what was clicked or typed.
 // Zoom, scrolling and tips are its own; everything else is decided in Python.
 
-const HELP = "Keys: arrow right and left for the next and previous cycle, Home and End, space to play, f to fold branches, plus, minus and 0 to zoom.";
+const HELP = "Keys: arrow right and left for the next and previous cycle.";
 const GONE = "The kernel behind this view has gone, so nothing here can be redrawn. Run the cell again.";
 
 function make(name, parent, words) {
@@ -48,7 +48,7 @@ function button(parent, words, tip) {
 // One control, as Python describes it: [name, kind, label, tip]. What people do to it sets the trait of its name.
 function control(parent, [name, kind, label, tip], model, acts) {
   const made = { name, kind, label, touched: 0 };
-  if (["button", "back", "play", "forth"].includes(kind)) {
+  if (["button", "back", "forth"].includes(kind)) {
     made.input = button(parent, label, tip);
     made.input.onclick = acts[kind] || (() => model.send({ do: name }));
     return made;
@@ -75,14 +75,10 @@ function control(parent, [name, kind, label, tip], model, acts) {
   return made;
 }
 
-function fillControl(made, model, playing) {
+function fillControl(made, model) {
   const { name, kind, label, input } = made;
   if (name === "start" || name === "stop") input.disabled = model.get("running") === (name === "start");
-  if (kind === "play") {
-    input.textContent = playing ? "❚❚" : label;
-    input.setAttribute("aria-pressed", playing);
-  }
-  if (["button", "back", "play", "forth"].includes(kind)) return;
+  if (["button", "back", "forth"].includes(kind)) return;
   const listed = model.get("choices")[name], value = model.get(name);
   const place = listed ? listed.findIndex((choice) => choice[1] === value) : value;
   const [low, high] = listed ? [0, listed.length - 1] : model.get("limits")[name] || [];
@@ -100,7 +96,7 @@ function fillControl(made, model, playing) {
   else if (input.value !== String(place)) input.value = place;
 }
 
-function laneBox(root, number, zooms) {
+function draftBox(root) {
   const lane = make("lane", root);
   const draft = make("draft", lane), answers = make("answers", lane);
   const parts = { lane, answers, counts: make("counts", draft), tree: make("tree", draft) };
@@ -113,22 +109,20 @@ function laneBox(root, number, zooms) {
     if (!event.ctrlKey) return;
     event.preventDefault();
     zoomed(parts.tree, event.deltaY < 0 ? 1.15 : 1 / 1.15);
-    zooms[number] = parts.tree.dataset.zoom;
   }, { passive: false });
   drag(parts.tree);
   return parts;
 }
 
-function fill(parts, shown, zoom) {
-  parts.tree.innerHTML = shown.tree || "";
-  parts.answers.innerHTML = shown.answers || "";
-  const facts = shown.facts;
-  parts.counts.textContent = facts ? `${shown.name}: ${facts.drafted} drafted, ${facts.verified} verified, ${facts.accepted} accepted` : shown.name;
-  parts.lane.classList.toggle("empty", !shown.tree);
+function fill(parts, page) {
+  parts.tree.innerHTML = page.tree || "";
+  parts.answers.innerHTML = page.answers || "";
+  parts.counts.textContent = page.counts || "";
+  parts.lane.classList.toggle("empty", !page.tree);
   const picture = parts.tree.querySelector("svg");
   if (!picture) return;
   const width = picture.viewBox.baseVal.width;
-  parts.tree.dataset.zoom = zoom || Math.max(0.75, Math.min(1, (parts.tree.clientWidth - 16) / width));
+  parts.tree.dataset.zoom ||= Math.max(0.75, Math.min(1, (parts.tree.clientWidth - 16) / width));
   zoomed(parts.tree, 1);
   inSight(parts.tree);
 }
@@ -157,38 +151,24 @@ function render({ model, el }) {
   message.setAttribute("role", "status");
   tools.setAttribute("role", "toolbar");
   tools.setAttribute("aria-label", "size of the trees");
-  const boxes = [], zooms = {}, controls = [];
-  let ticking = null;
+  const box = draftBox(lanes), controls = [];
 
   const go = (cycle) => {
     const [low, high] = model.get("limits").cycle || [1, 1];
     model.set("cycle", Math.min(high, Math.max(low, cycle)));
     model.save_changes();
-    return cycle < high;
   };
   const step = (by) => go(model.get("cycle") + by);
-  const fillControls = () => controls.forEach((made) => fillControl(made, model, ticking !== null));
-  const play = () => {
-    if (ticking === null && model.get("page").lanes?.length) {
-      ticking = setInterval(() => { if (!step(1)) play(); }, 900);
-    } else {
-      clearInterval(ticking);
-      ticking = null;
-    }
-    fillControls();
-  };
-  const fold = () => { model.set("folded", !model.get("folded")); model.save_changes(); };
-  const acts = { back: () => step(-1), forth: () => step(1), play };
-  const keys = { ArrowRight: acts.forth, ArrowLeft: acts.back, Home: () => go(1), End: () => go(1e6), f: fold };
-  keys[" "] = () => { if (controls.some((made) => made.kind === "play")) play(); };
+  const fillControls = () => controls.forEach((made) => fillControl(made, model));
+  const acts = { back: () => step(-1), forth: () => step(1) };
+  const keys = { ArrowRight: acts.forth, ArrowLeft: acts.back };
 
-  const zoomAll = (factor) => boxes.forEach((parts, number) => { zoomed(parts.tree, factor); zooms[number] = parts.tree.dataset.zoom; });
   for (const described of model.get("controls")) {
     controls.push(control(described[4] === "prompt" ? given : bar, described, model, acts));
   }
   given.append(prompt);
   for (const [words, factor, what] of [["−", 0.8, "smaller"], ["+", 1.25, "larger"], ["1:1", "one", "as it is"], ["fit", "fit", "all of it"]]) {
-    button(tools, words, what).onclick = () => zoomAll(factor);
+    button(tools, words, what).onclick = () => zoomed(box.tree, factor);
   }
   const draw = () => {
     const begin = performance.now(), page = model.get("page");
@@ -196,33 +176,23 @@ function render({ model, el }) {
     fillControls();
     message.textContent = page.message || "";
     summary.textContent = page.prompt ? `Prompt: ${page.prompt}` : "";
-    const shown = page.lanes || [];
-    while (boxes.length > shown.length) boxes.pop().lane.remove();
-    while (boxes.length < shown.length) boxes.push(laneBox(lanes, boxes.length, zooms));
-    root.dataset.lanes = shown.length;
     text.innerHTML = page.text || "";
     time.innerHTML = page.time || "";
-    shown.forEach((one, number) => fill(boxes[number], one, zooms[number]));
+    fill(box, page);
     const now = text.querySelector('[data-kind="bonus"],[data-kind="accepted"],[data-kind="root"]');
     if (now) text.scrollTop = now.getBBox().y - 30;
     root.getBoundingClientRect();  // the layout belongs to the time of drawing
     root.dataset.drawn = Number(root.dataset.drawn || 0) + 1;
     root.dataset.drawMs = (performance.now() - begin).toFixed(1);
   };
-  const measure = () => {
-    const width = Math.floor(root.clientWidth);
-    if (width > 200 && Math.abs(width - model.get("width")) > 8) { model.set("width", width); model.save_changes(); }
-  };
-  const lost = () => { message.textContent = GONE; root.classList.add("gone"); clearInterval(ticking); };
+  const lost = () => { message.textContent = GONE; root.classList.add("gone"); };
 
   root.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     event.stopPropagation();  // else the page around would take it: `d d` deletes a cell
     if (event.target.matches("input, select, textarea, button, summary")) return;
-    const zoom = { "+": 1.25, "-": 0.8, 0: "fit" }[event.key];
-    if (zoom) zoomAll(zoom);
-    else if (keys[event.key]) keys[event.key]();
-    else return;
+    if (!keys[event.key]) return;
+    keys[event.key]();
     event.preventDefault();
   });
   root.addEventListener("mousemove", (event) => {
@@ -242,10 +212,7 @@ function render({ model, el }) {
   model.on("change", fillControls);
   model.on("comm_live_update", lost);  // a kernel that comes back draws anew
   model.on("comm:close", lost);
-  const watcher = new ResizeObserver(measure);
-  watcher.observe(root);
   draw();
-  return () => { watcher.disconnect(); clearInterval(ticking); };
 }
 
 export default { render };

@@ -1,9 +1,9 @@
-"""Snapshots as panels of shapes: the text, the tree, the answers and the time.
+"""A cycle as panels of shapes: the text, the tree, the answers and the time.
 
     Snapshot ──▶ Panel (rectangles, lines, texts) ──▶ svg(panel), in a page
                                                  └──▶ figure(panels), the same shapes on paper
 
-What colour shows is also shown by a border, a dash or lightness.
+What colour shows is also shown by a border or by lightness.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from html import escape
 from specdec.replays.snapshots import PARTS, Asked, Lane, Snapshot
 from specdec.report.figures import RULES
 
+# pixels; a narrower page shows them smaller
 WIDTH = 1080
+ANSWERS_WIDTH = 350
 PAPER = "#ffffff"
 INK = "#1a1a1a"
 FAINT = "#767676"
@@ -28,7 +30,7 @@ ACCEPTED = "#00664b"
 BONUS = "#f2a93b"
 # light, black, dark, white
 SHADES = {"draft": "#a6cbe6", "policy": "#1a1a1a", "verify": "#0b5c94", "rest": "#ffffff"}
-# of a token accepted in an earlier cycle
+# of a token of an earlier cycle
 WRITTEN = "#d3e8e0"
 FONT = "DejaVu Sans Mono, Menlo, Consolas, monospace"
 # width of a character of that font, in its size
@@ -42,53 +44,54 @@ BAR = 13
 PIXELS_PER_INCH = 96
 SHOWN_CHARACTERS = 11
 VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥"})
+UNITS = {"probability": "probability", "value": "predicted value, tokens"}
 
 # (fill, border, ink) of a token by what became of it
 TEXT_LOOKS = {
-    "first": (None, None, INK),
-    "was accepted": (WRITTEN, None, INK),
-    "was bonus": (PAPER, BONUS, INK),
+    "written": (WRITTEN, None, INK),
     "root": (INK, None, PAPER),
     "accepted": (ACCEPTED, None, PAPER),
     "refused": (PAPER, FAINT, FAINT),
     "bonus": (BONUS, INK, INK),
     "ahead": (None, None, FAINT),
 }
-# (fill, border, ink, width of the border, dashed) of a box of the tree
+# (fill, border, ink, width of the border) of a box of the tree
 NODE_LOOKS = {
-    "root": (INK, INK, PAPER, 1, False),
-    "accepted": (ACCEPTED, ACCEPTED, PAPER, 1, False),
-    "verified": (PAPER, INK, INK, 1.2, False),
-    "bonus": (BONUS, INK, INK, 2, False),
-    "folded": ("#ececec", FAINT, FAINT, 1, True),
+    "root": (INK, INK, PAPER, 1),
+    "accepted": (ACCEPTED, ACCEPTED, PAPER, 1),
+    "verified": (PAPER, INK, INK, 1.2),
+    "bonus": (BONUS, INK, INK, 2),
 }
 
 
 @dataclass
 class Panel:
-    """Shapes on a rectangle of `width` x `height` pixels, in drawing order. label: in words.
+    """Shapes on a rectangle of `width` x `height` pixels, in drawing order.
 
-    A shape is its SVG element's attributes; kind, on, node and tip are data for the page.
+    A shape is a dict of its SVG element's attributes. data: kind, node, tip (shown when pointed
+    at), and on, the kind of the box below a text.
     """
 
     width: float
     height: float = 0
-    label: str = ""
     shapes: list[dict] = field(default_factory=list)
 
     def rect(self, x, y, width, height, fill=PAPER, stroke="none", weight=1, **data) -> None:
-        """data: dash, tip (shown when pointed at), kind and node."""
         shape = dict(shape="rect", x=x, y=y, width=width, height=height, fill=fill, stroke=stroke)
-        self.shapes.append({**shape, "stroke-width": weight, **data})
+        shape["stroke-width"] = weight
+        self.shapes.append(shape | {f"data-{name}": value for name, value in data.items()})
 
     def line(self, x1, y1, x2, y2, stroke=LINE, weight=1) -> None:
         shape = dict(shape="line", x1=x1, y1=y1, x2=x2, y2=y2, stroke=stroke)
         self.shapes.append({**shape, "stroke-width": weight})
 
     def text(self, x, y, words: str, size=11, fill=INK, bold=False, **data) -> None:
-        """y: of the baseline. data: struck, anchor, kind, and on, the kind of its box."""
-        shape = dict(shape="text", x=x, y=y, words=printable(words), fill=fill, bold=bold)
-        self.shapes.append({**shape, "font-size": size, **data})
+        """y: of the baseline."""
+        shape = dict(shape="text", x=x, y=y, words=printable(words), fill=fill)
+        shape["font-size"] = size
+        if bold:
+            shape["font-weight"] = "bold"
+        self.shapes.append(shape | {f"data-{name}": value for name, value in data.items()})
 
     def lines(self, x, y, words: str, width: float, fill=INK, size=10) -> float:
         """Words wrapped into lines; returns where the next line begins."""
@@ -108,6 +111,16 @@ class Panel:
             self.shapes.append(moved)
         self.width = max(self.width, x + panel.width)
         self.height = max(self.height, y + panel.height)
+
+
+def cycle_panels(lane: Lane, number: int, prices: str) -> dict[str, Panel]:
+    """All panels of one cycle. prices: the source of the times."""
+    return {
+        "text": text_panel(lane, number),
+        "time": time_panel(lane, number, prices),
+        "tree": tree_panel(lane.cycles[number]),
+        "answers": answers_panel(lane.name, lane.cycles[number]),
+    }
 
 
 def wide(words: str, size: float = 11) -> float:
@@ -133,26 +146,25 @@ def readable(token: str) -> str:
 # 1. the text
 
 
-def text_panel(lane: Lane, cycle: int, width: int = WIDTH) -> Panel:
-    """The text: accepted in this cycle (dark), rejected (struck out), bonus (orange), the rest.
+def text_panel(lane: Lane, number: int) -> Panel:
+    """The text: accepted in this cycle (dark), rejected (framed), bonus (orange), the rest.
 
     Earlier tokens are pale, later ones grey.
     """
-    panel = Panel(width, label=f"text of {lane.name}, cycle {cycle + 1}")
+    panel = Panel(WIDTH)
     x = 4.0
     y = 16.0
-    for token, kind in _outcomes(lane, cycle):
+    for token, kind in _outcomes(lane, number):
         words = printable(token.replace("\n", "⏎").replace("\t", "⇥"))
         reach = wide(words, 12) + 4
         # in the next line if it does not fit
-        if x + reach > width - 4 and x > 4:
+        if x + reach > WIDTH - 4 and x > 4:
             x = 4.0
             y += 20
         fill, border, ink = TEXT_LOOKS[kind]
         if fill or border:
             panel.rect(x, y - 14, reach - 1, 18, fill or PAPER, border or "none", kind=kind)
-        look = dict(bold=kind == "accepted", struck=kind == "refused")
-        panel.text(x + 2, y, words, 12, ink, **look, kind=kind, on=kind)
+        panel.text(x + 2, y, words, 12, ink, bold=kind == "accepted", kind=kind, on=kind)
         x += reach
         if "\n" in token:
             x = 4.0
@@ -161,17 +173,12 @@ def text_panel(lane: Lane, cycle: int, width: int = WIDTH) -> Panel:
     return panel
 
 
-def _outcomes(lane: Lane, cycle: int) -> Iterator[tuple[str, str]]:
+def _outcomes(lane: Lane, number: int) -> Iterator[tuple[str, str]]:
     """(text, outcome) of each token, with the rejected one before the bonus."""
-    kinds = ["ahead"] * len(lane.tokens)
-    kinds[0] = "first"
-    for number, snapshot in enumerate(lane.cycles[: cycle + 1]):
-        begin = snapshot.position + 1
-        for place in range(begin, begin + snapshot.kept_tok):
-            kind = "accepted" if place - begin < snapshot.accepted_tok else "bonus"
-            kinds[place] = kind if number == cycle else f"was {kind}"
-    drawn = lane.cycles[cycle]
-    kinds[drawn.position] = "root"
+    drawn = lane.cycles[number]
+    new = ["accepted"] * drawn.accepted_tok + ["bonus"]
+    kinds = ["written"] * drawn.position + ["root", *new[: drawn.kept_tok]]
+    kinds += ["ahead"] * (len(lane.tokens) - len(kinds))
     for token, kind in zip(lane.tokens, kinds, strict=True):
         if kind == "bonus" and drawn.refused is not None:
             yield drawn.refused, "refused"
@@ -183,112 +190,74 @@ def _outcomes(lane: Lane, cycle: int) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Box:
-    """A box of the tree. node: of the snapshot, -1 for none. hidden: its children not drawn."""
+    """A box of the tree. parent: a box, -1 for none. node: of the snapshot, -1 for the bonus."""
 
     parent: int
     node: int
     kind: str
     words: str
+    tip: str
     numbers: str = ""
-    tip: str = ""
-    hidden: int = 0
 
     @property
     def width(self) -> float:
         return wide(self.words) + wide(self.numbers, 8) + 18
 
-    @property
-    def tag(self) -> float:
-        """Width of the tag that counts hidden children."""
-        return wide(f"+{self.hidden}", 8) + 8 if self.hidden else 0.0
 
+def tree_panel(snapshot: Snapshot) -> Panel:
+    """The verified nodes as a tree, the root on the left.
 
-def tree_panel(snapshot: Snapshot, folded: bool = False) -> Panel:
-    """The draft tree, root left; children that SIZE cut off are counted.
-
-    Numbers in a box: probability after its parent, cumulative log-probability of its path. folded:
-    what is below the nodes beside the accepted path is drawn as one box.
+    Numbers in a box: probability after its parent, cumulative log-probability of its path.
     """
-    boxes = tree_boxes(snapshot, folded)
+    boxes = tree_boxes(snapshot)
     depth, row = places([box.parent for box in boxes])
     # 1. columns as wide as their widest box
     columns = [0.0] * (max(depth) + 1)
     for box, level in zip(boxes, depth, strict=True):
-        columns[level] = max(columns[level], box.width + box.tag)
+        columns[level] = max(columns[level], box.width)
     begin = [6 + sum(columns[:level]) + GAP * level for level in range(len(columns))]
     middle = [8 + place * PITCH + BOX / 2 for place in row]
-    path = " ".join(repr(snapshot.token[node]) for node in snapshot.accepted[1:])
-    label = f"Draft tree: {tree_words(snapshot)}; accepted {path or 'nothing'}"
-    panel = Panel(begin[-1] + columns[-1] + 8, (max(row) + 1) * PITCH + 10, label)
+    panel = Panel(begin[-1] + columns[-1] + 8, (max(row) + 1) * PITCH + 10)
     # 2. lines below the boxes
     for number, box in enumerate(boxes[1:], start=1):
-        above = boxes[box.parent]
-        end = begin[depth[box.parent]] + above.width + above.tag
+        end = begin[depth[box.parent]] + boxes[box.parent].width
         stroke, weight = (ACCEPTED, 3) if box.kind in ("accepted", "bonus") else (LINE, 1)
         line = (end, middle[box.parent], begin[depth[number]], middle[number])
         panel.line(*line, stroke, weight)
-    # 3. the boxes
+    # 3. the boxes with their words and numbers
     for box, level, y in zip(boxes, depth, middle, strict=True):
-        _draw_box(panel, box, begin[level], y)
+        x = begin[level]
+        fill, border, ink, weight = NODE_LOOKS[box.kind]
+        data = dict(tip=box.tip, kind=box.kind, node=box.node)
+        panel.rect(x, y - BOX / 2, box.width, BOX, fill, border, weight, **data)
+        bold = box.kind in ("accepted", "bonus")
+        panel.text(x + 6, y + 4, box.words, 11, ink, bold, on=box.kind)
+        panel.text(x + 12 + wide(box.words), y + 3, box.numbers, 8, ink, on=box.kind)
     return panel
 
 
-def _draw_box(panel: Panel, box: Box, x: float, y: float) -> None:
-    """A box with its words and numbers, around the height y."""
-    fill, border, ink, weight, dash = NODE_LOOKS[box.kind]
-    end = x + box.width
-    if box.hidden:
-        tip = f"{box.hidden} drafted and cut: never verified"
-        panel.rect(end, y - 6, box.tag, 12, PAPER, FAINT, 0.8, dash=True, tip=tip)
-        panel.text(end + 3, y + 3, f"+{box.hidden}", 8, FAINT)
-    data = dict(dash=dash, tip=box.tip, kind=box.kind, node=box.node)
-    panel.rect(x, y - BOX / 2, box.width, BOX, fill, border, weight, **data)
-    panel.text(x + 6, y + 4, box.words, 11, ink, box.kind in ("accepted", "bonus"), on=box.kind)
-    panel.text(end - 6, y + 3, box.numbers, 8, ink, on=box.kind, anchor="end")
-
-
-def tree_boxes(snapshot: Snapshot, folded: bool) -> list[Box]:
-    """The boxes to draw, root first, level by level."""
-    # 1. children that were verified, how many were not, and how many nodes are below each
-    children: list[list[int]] = [[] for _ in snapshot.token]
-    below = [0] * len(snapshot.token)
-    hidden = [0] * len(snapshot.token)
-    for node in range(len(snapshot.token) - 1, 0, -1):
-        parent = snapshot.parent[node]
-        if snapshot.verified[node]:
-            children[parent].insert(0, node)
-            below[parent] += 1 + below[node]
-        else:
-            hidden[parent] += 1
-    # 2. level by level
-    boxes: list[Box] = []
-    queue = [(0, -1)]
-    while queue:
-        node, parent = queue.pop(0)
-        place = len(boxes)
-        boxes.append(_node_box(snapshot, node, parent, hidden[node]))
-        if folded and below[node] and node not in snapshot.accepted:
-            tip = "folded: f unfolds all"
-            boxes.append(Box(place, node, "folded", f"▸ {below[node]}", tip=tip))
+def tree_boxes(snapshot: Snapshot) -> list[Box]:
+    """A box for each verified node, parents first, and one for the bonus token."""
+    root = readable(snapshot.token[0])
+    boxes = [Box(-1, 0, "root", root, "root: the last token that was certain")]
+    box_of = {0: 0}
+    for node in range(1, len(snapshot.token)):
+        if not snapshot.verified[node]:
             continue
-        queue += [(child, place) for child in children[node]]
-        if node == snapshot.accepted[-1] and snapshot.bonus is not None:
-            tip = "bonus token: the target's own choice"
-            boxes.append(Box(place, -1, "bonus", readable(snapshot.bonus), tip=tip))
+        parent = snapshot.parent[node]
+        score = snapshot.score[node]
+        kind = "accepted" if node in snapshot.accepted else "verified"
+        chance = math.exp(min(0.0, score - snapshot.score[parent]))
+        tip = f"{snapshot.token[node]!r}: {kind}; probability {chance:.3f} after its parent"
+        tip += f", path {math.exp(score):.3f} (log {score:.2f})"
+        words = readable(snapshot.token[node])
+        box_of[node] = len(boxes)
+        boxes.append(Box(box_of[parent], node, kind, words, tip, f"{chance:.2f} {score:.1f}"))
+    if snapshot.bonus is not None:
+        parent = box_of[snapshot.accepted[-1]]
+        tip = "bonus token: the target's own choice"
+        boxes.append(Box(parent, -1, "bonus", readable(snapshot.bonus), tip))
     return boxes
-
-
-def _node_box(snapshot: Snapshot, node: int, parent: int, hidden: int) -> Box:
-    words = readable(snapshot.token[node])
-    if not node:
-        tip = "root: the last token that was certain"
-        return Box(parent, 0, "root", words, tip=tip, hidden=hidden)
-    kind = "accepted" if node in snapshot.accepted else "verified"
-    score = snapshot.score[node]
-    chance = math.exp(min(0.0, score - snapshot.score[snapshot.parent[node]]))
-    tip = f"{snapshot.token[node]!r}: {kind}; probability {chance:.3f} after its parent"
-    tip += f", path {math.exp(score):.3f} (log {score:.2f})"
-    return Box(parent, node, kind, words, f"{chance:.2f} {score:.1f}", tip, hidden)
 
 
 def tree_words(snapshot: Snapshot) -> str:
@@ -329,27 +298,17 @@ def places(parents: Sequence[int]) -> tuple[list[int], list[float]]:
 # 3. the answers
 
 
-def answers_panel(name: str, snapshot: Snapshot, width: int = 350) -> Panel:
+def answers_panel(name: str, snapshot: Snapshot) -> Panel:
     """The policy's questions in this cycle, and its network's outputs as bars, the chosen dark."""
-    panel = Panel(width, label=f"Answers of {name}")
-    # 1. the policy and its tree
+    width = ANSWERS_WIDTH
+    panel = Panel(width)
     panel.text(4, 14, name, 12, bold=True)
     tree = " / ".join(map(str, snapshot.tree))
     y = panel.lines(4, 28, f"tree {tree}: {tree_words(snapshot)}", width, FAINT) + 4
-    # 2. a bar for each answer of yes or no
-    flags = [asked for asked in snapshot.asked if asked.kind == "extend" and len(asked.labels) == 2]
-    if flags:
-        panel.text(4, y, "EXTEND: probability of continuing", 10)
-        for asked in flags:
-            y += BAR
-            label = f"call {asked.expansions + 1}: {asked.answer}"
-            _bar(panel, y, label, asked.values[1], asked.values[1], asked.chosen == 1)
-        y += 18
-    # 3. the others; of several forecasts of the stop only the last is drawn
-    rest = [asked for asked in snapshot.asked if asked not in flags]
-    forecasts = [asked for asked in rest if asked.unit == "value" and asked.kind == "extend"]
-    for asked in rest:
-        if asked not in forecasts[:-1]:
+    # each forecast of the stop replaces the one before it
+    forecasts = [asked for asked in snapshot.asked if asked.unit == "value"]
+    for asked in snapshot.asked:
+        if asked.kind != "extend" or asked not in forecasts[:-1]:
             y = _answer(panel, asked, y)
     panel.height = panel.lines(4, y, snapshot.note, width, FAINT)
     return panel
@@ -360,67 +319,58 @@ def _answer(panel: Panel, asked: Asked, y: float) -> float:
     # 1. the question and the answer
     when = f" after call {asked.expansions + 1}" if asked.kind == "extend" else ""
     y = panel.lines(4, y, f"{asked.kind.upper()}{when}: {asked.answer}", panel.width)
+    if asked.labels:
+        y = panel.lines(4, y, UNITS[asked.unit], panel.width, FAINT)
     # 2. bars from 0 to 1, or from the lowest value to the highest
-    unit = asked.unit if asked.labels else ""
     low = 0.0
     high = 1.0
-    if unit == "value":
-        unit = "predicted value, tokens"
-        low = min(asked.values)
-        high = max(asked.values)
-    y = panel.lines(4, y, unit, panel.width, FAINT)
-    for number, (label, value) in enumerate(zip(asked.labels, asked.values, strict=True)):
-        share = (value - low) / (high - low) if high > low else 1.0
-        _bar(panel, y, label, share, value, number == asked.chosen)
-        y += BAR
-    return y + 6
-
-
-def _bar(panel: Panel, y: float, label: str, share: float, value: float, chosen: bool) -> None:
-    """One bar with its label and its value."""
+    if asked.unit == "value":
+        low, high = min(asked.values), max(asked.values)
     begin = 144
     width = panel.width - begin - 44
-    panel.text(6, y, label, 10, bold=chosen)
-    panel.rect(begin, y - 8, width, 9, PAPER, LINE, 0.6)
-    panel.rect(begin, y - 8, max(1.0, width * share), 9, INK if chosen else LINE)
-    panel.text(begin + width + 4, y, f"{value:.2f}", 10, bold=chosen)
+    for number, (label, value) in enumerate(zip(asked.labels, asked.values, strict=True)):
+        share = (value - low) / (high - low) if high > low else 1.0
+        chosen = number == asked.chosen
+        panel.text(6, y, label, 10, bold=chosen)
+        panel.rect(begin, y - 8, width, 9, PAPER, LINE, 0.6)
+        panel.rect(begin, y - 8, max(1.0, width * share), 9, INK if chosen else LINE)
+        panel.text(begin + width + 4, y, f"{value:.2f}", 10, bold=chosen)
+        y += BAR
+    return y + 6
 
 
 # 4. the time
 
 
-def time_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH, prices: str = "") -> Panel:
-    """For each lane its cycle's milliseconds by part, its speed so far, and its turn as a strip.
-
-    prices: the source of these times.
-    """
-    panel = Panel(width, label="; ".join(facts_of(lane, number) for lane, number in lanes))
-    # 1. one scale for the cycles, and one for the turns
+def time_panel(lane: Lane, number: int, prices: str = "") -> Panel:
+    """The cycle's milliseconds by part, the speed so far, and the turn as a strip of cycles."""
+    drawn = lane.cycles[number]
+    width = WIDTH
+    panel = Panel(width)
+    y = panel.lines(4, 14, facts_of(lane, number), width, size=11) - 9
+    # 1. the parts of this cycle
     middle = width * 0.4
-    scale = (middle - 16) / max(lane.cycles[number].total_ms for lane, number in lanes)
-    turn_ms = max(lane.elapsed_ms(len(lane.cycles) - 1) for lane, _ in lanes)
-    y = 0.0
-    for lane, number in lanes:
-        # 2. words, and the parts of this cycle
-        y = panel.lines(4, y + 14, facts_of(lane, number), width, size=11) - 14
-        x = 4.0
-        for part, spent_ms in lane.cycles[number].times.items():
-            tip = f"{part}: {spent_ms:.2f} ms"
-            panel.rect(x, y + 5, spent_ms * scale, 12, SHADES[part], INK, 0.6, tip=tip, kind=part)
-            x += spent_ms * scale
-        # 3. all cycles of the turn
-        x = middle
-        for index, cycle in enumerate(lane.cycles):
-            tip = f"cycle {index + 1}: {cycle.kept_tok} tokens in {cycle.total_ms:.1f} ms"
-            fill = WRITTEN if index < number else PAPER
-            look = (BONUS, INK, 1.6) if index == number else (fill, INK, 0.5)
-            length = cycle.total_ms * (width - 8 - middle) / turn_ms
-            panel.rect(x, y + 5, length, 12, *look, tip=tip, kind="cycle", node=index)
-            x += length
-        y += 22
-    # 4. the legend
     x = 4.0
-    y += 12
+    for part, spent_ms in drawn.times.items():
+        length = spent_ms * (middle - 16) / drawn.total_ms
+        tip = f"{part}: {spent_ms:.2f} ms"
+        panel.rect(x, y, length, 12, SHADES[part], INK, 0.6, tip=tip, kind=part)
+        x += length
+    # 2. all cycles of the turn
+    x = middle
+    scale = (width - 8 - middle) / lane.elapsed_ms(len(lane.cycles) - 1)
+    for index, cycle in enumerate(lane.cycles):
+        tip = f"cycle {index + 1}: {cycle.kept_tok} tokens in {cycle.total_ms:.1f} ms"
+        look = (PAPER, INK, 0.5)
+        if index < number:
+            look = (WRITTEN, INK, 0.5)
+        elif index == number:
+            look = (BONUS, INK, 1.6)
+        panel.rect(x, y, cycle.total_ms * scale, 12, *look, tip=tip, kind="cycle", node=index)
+        x += cycle.total_ms * scale
+    # 3. the legend
+    x = 4.0
+    y += 29
     for part in PARTS:
         panel.rect(x, y - 9, 10, 10, SHADES[part], INK, 0.6)
         panel.text(x + 14, y, part, 10)
@@ -442,85 +392,71 @@ def facts_of(lane: Lane, number: int) -> str:
 # 5. drawing
 
 
-def svg(panel: Panel, kind: str = "") -> str:
-    """The panel as an SVG element for a page; kind: its class."""
+def svg(panel: Panel) -> str:
+    """The panel as an SVG element for a page."""
     width = f"{panel.width:.0f}"
     height = f"{panel.height:.0f}"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" class="{kind}" width="{width}" '
-    head += f'height="{height}" viewBox="0 0 {width} {height}" font-family="{FONT}" '
-    head += f'role="img" aria-label="{escape(printable(panel.label))}">'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" font-family="{FONT}" width="{width}" '
+    head += f'height="{height}" viewBox="0 0 {width} {height}">'
     return head + "".join(map(_element, panel.shapes)) + "</svg>"
 
 
-# attributes that are on or off
-FLAGS = {
-    "dash": ' stroke-dasharray="3 2"',
-    "bold": ' font-weight="bold"',
-    "struck": ' text-decoration="line-through"',
-}
-RENAMED = {name: f"data-{name}" for name in ("kind", "on", "node", "tip")}
-RENAMED["anchor"] = "text-anchor"
-
-
 def _element(shape: dict) -> str:
-    """A shape as an SVG element, with what the page may ask of it as data."""
     element = f"<{shape['shape']}"
     for name, value in shape.items():
-        if name in FLAGS:
-            element += FLAGS[name] if value else ""
-        elif name not in ("shape", "words") and value != "":
+        if name not in ("shape", "words"):
             value = f"{value:.1f}" if isinstance(value, float) else escape(str(value))
-            element += f' {RENAMED.get(name, name)}="{value}"'
+            element += f' {name}="{value}"'
     if "words" not in shape:
         return f"{element}/>"
+    # spaces at the ends of a token would be dropped
     return f"{element}>{escape(shape['words']).replace(' ', chr(0xA0))}</text>"
 
 
-def figure(panels: Sequence[Panel], title: str = ""):
-    """The panels, one below the other, as a matplotlib figure with 96 pixels per inch."""
+def figure(panels: dict[str, Panel], title: str = ""):
+    """The panels of a cycle as a matplotlib figure: the answers beside the tree if they fit."""
     import matplotlib
     from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
 
+    # 1. one sheet with all panels
     sheet = Panel(0)
     if title:
         sheet.text(4, 17, title, 13, bold=True)
         sheet.height = 16
-    for panel in panels:
-        sheet.put(panel, 0, sheet.height + 8)
+    for name in ("text", "time", "tree"):
+        top = sheet.height + 8
+        sheet.put(panels[name], 0, top)
+    beside = sheet.width - panels["answers"].width
+    if panels["tree"].width + 12 <= beside:
+        sheet.put(panels["answers"], beside, top)
+    else:
+        sheet.put(panels["answers"], 0, sheet.height + 8)
+    # 2. its shapes, one pixel at PIXELS_PER_INCH
     with matplotlib.rc_context(RULES):
         picture = Figure(figsize=(sheet.width / PIXELS_PER_INCH, sheet.height / PIXELS_PER_INCH))
         axes = picture.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
         axes.set(xlim=(0, sheet.width), ylim=(sheet.height, 0))
         for shape in sheet.shapes:
-            if shape["shape"] == "text":
-                _write(axes, shape)
-                continue
-            weight = 0.75 * shape["stroke-width"]
-            if shape["shape"] == "line":
-                x, y = (shape["x1"], shape["x2"]), (shape["y1"], shape["y2"])
-                axes.plot(x, y, zorder=0.9, color=shape["stroke"], linewidth=weight)
-                continue
-            look = dict(facecolor=shape["fill"], edgecolor=shape["stroke"], linewidth=weight)
-            if shape.get("dash"):
-                look["linestyle"] = (0, (3, 2))
-            corner = (shape["x"], shape["y"])
-            axes.add_patch(Rectangle(corner, shape["width"], shape["height"], **look))
+            _draw(axes, shape)
     return picture
 
 
-def _write(axes, shape: dict) -> None:
-    """A text of `figure`; a rejected token is struck out."""
-    size = shape["font-size"]
-    look = dict(fontsize=0.75 * size, color=shape["fill"], va="baseline", parse_math=False)
-    look |= dict(family="DejaVu Sans Mono", ha="left", weight="normal")
-    if shape.get("anchor") == "end":
-        look["ha"] = "right"
-    if shape["bold"]:
-        look["weight"] = "bold"
-    axes.text(shape["x"], shape["y"], shape["words"], **look)
-    if shape.get("struck"):
-        end = shape["x"] + wide(shape["words"], size)
-        y = shape["y"] - 4
-        axes.plot([shape["x"], end], [y, y], color=shape["fill"], linewidth=1)
+def _draw(axes, shape: dict) -> None:
+    """One shape of a figure; 0.75 points are a pixel."""
+    from matplotlib.patches import Rectangle
+
+    if shape["shape"] == "text":
+        look = dict(fontsize=0.75 * shape["font-size"], color=shape["fill"], va="baseline")
+        look |= dict(family="DejaVu Sans Mono", weight=shape.get("font-weight", "normal"))
+        axes.text(shape["x"], shape["y"], shape["words"], parse_math=False, **look)
+        return
+    weight = 0.75 * shape["stroke-width"]
+    if shape["shape"] == "line":
+        x = (shape["x1"], shape["x2"])
+        y = (shape["y1"], shape["y2"])
+        axes.plot(x, y, zorder=0.9, color=shape["stroke"], linewidth=weight)
+        return
+    corner = (shape["x"], shape["y"])
+    look = dict(facecolor=shape["fill"], edgecolor=shape["stroke"], linewidth=weight)
+    axes.add_patch(Rectangle(corner, shape["width"], shape["height"], **look))

@@ -248,10 +248,6 @@ def test_the_best_static_tree_and_headroom():
     fast = table.loc[table["ms_per_tok"].idxmin()]
     fastest = fast[["total_tokens", "depth", "top_k"]].tolist()
     assert [best.total_tokens, best.depth, best.top_k] == fastest
-    assert table.loc[table["as_fast"], "time_ms"].eq(fast["time_ms"]).all()
-    unsure = static_grid(trace, dataclasses.replace(COSTS, errors={"tree_frac": 0.1}))
-    near = np.log(table["time_ms"] / fast["time_ms"]) <= 0.1 * 1.96 * 2**0.5
-    assert unsure["as_fast"].equals(near.rename("as_fast")) and 1 < near.sum() < len(near)
     dear = dataclasses.replace(COSTS, root=tuple(100.0 for _ in COSTS.root))
     assert best_static(trace, dear).total_tokens == 1, "plain steps win where drafting does not pay"
     cut = best_static(trace, COSTS, total_tokens=[12], depths=[0], top_ks=[3])

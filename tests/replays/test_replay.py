@@ -217,7 +217,7 @@ def test_the_batched_forest_equals_the_session():
         features = target.forward(tokens, target.new_cache(len(tokens))).features
         contexts = torch.arange(3, len(tokens) - 1)
         fast = BatchedDrafter(pair.drafter, tokens, features, 5).grow(contexts, 4, 5, 9)
-        slow = SequentialDrafter(pair.drafter, tokens, features, 5).grow(contexts, 4, 5, 9)
+        slow = SequentialDrafter(pair.drafter, tokens, features).grow(contexts, 4, 5, 9)
     assert torch.equal(fast.tokens, slow.tokens) and torch.equal(fast.beams, slow.beams)
     assert torch.equal(fast.root_tokens, slow.root_tokens)
     torch.testing.assert_close(fast.scores, slow.scores, atol=2e-5, rtol=1e-5)

@@ -103,7 +103,7 @@ def test_recorded_and_live_cycles_look_the_same(recording, pair, exact, dtype):
         live = Live(pair, PROMPTS[0], {"it": policy}, 20, {})
         live.start().wait()
         recorded = snapshots.replayed(recording, 0, policy, "it").cycles
-        drawn = live.shown[0][0].cycles
+        drawn = live.lane.cycles
         assert len(recorded) > 2
         for snapshot, twin in zip(drawn, recorded, strict=True):
             for name in names:

@@ -1,7 +1,6 @@
 """The explorer without a browser: what it draws, and what its traits do."""
 
 import itertools
-import re
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -32,7 +31,9 @@ def pair():
 
 
 def boxes(panel, *kinds):
-    return [shape for shape in panel.shapes if shape.get("node") and shape["kind"] in kinds]
+    return [
+        shape for shape in panel.shapes if shape.get("data-tip") and shape["data-kind"] in kinds
+    ]
 
 
 def test_the_shipped_recording_is_whole(recording):
@@ -48,9 +49,9 @@ def test_the_tree_shows_every_verified_node_once_and_nothing_overlaps(recording,
     panel = panels.tree_panel(snapshot)
     nodes = boxes(panel, "accepted", "verified")
     verified = [node for node, sent in enumerate(snapshot.verified) if sent and node]
-    assert sorted(box["node"] for box in nodes) == verified
+    assert sorted(box["data-node"] for box in nodes) == verified
     assert len(nodes) == tree[0] - 1
-    accepted = [box["node"] for box in boxes(panel, "accepted")]
+    accepted = [box["data-node"] for box in boxes(panel, "accepted")]
     assert sorted(accepted) == sorted(snapshot.accepted[1:])
     nodes += boxes(panel, "bonus")
     for first, second in itertools.permutations(nodes, 2):
@@ -61,21 +62,16 @@ def test_the_tree_shows_every_verified_node_once_and_nothing_overlaps(recording,
         assert box["y"] + box["height"] <= panel.height
 
 
-def test_folded_branches_are_counted(recording):
-    snapshot = snapshots.what_if(recording, 0, 0, TreeConfig(60, 7, 10))
-    folded = panels.tree_panel(snapshot, folded=True)
-    words = " ".join(shape.get("words", "") for shape in folded.shapes)
-    hidden = sum(map(int, re.findall(r"▸ (\d+)", words)))
-    assert hidden > 10
-    assert len(boxes(folded, "accepted", "verified")) + hidden == 59
-    assert [box["node"] for box in boxes(folded, "accepted")] == list(snapshot.accepted[1:])
-
-
 def test_page_and_picture_draw_the_same_shapes(recording):
     panel = panels.tree_panel(snapshots.what_if(recording, 0, 0, TreeConfig(24, 4, 4)))
+    empty = panels.Panel(10)
     page = ET.fromstring(panels.svg(panel))
     fills = [element.get("fill") for element in page if element.tag.endswith("rect")]
-    patches = panels.figure([panel]).axes[0].patches
+    patches = (
+        panels.figure({"text": panel, "time": empty, "tree": empty, "answers": empty})
+        .axes[0]
+        .patches
+    )
     assert len(patches) == len(fills) > 24
     for patch, fill in zip(patches, fills, strict=True):
         levels = [round(255 * part) for part in patch.get_facecolor()[:3]]
@@ -87,10 +83,9 @@ def test_any_token_can_be_drawn(recording, words):
     snapshot = snapshots.what_if(recording, 0, 0, TreeConfig(6, 2, 4))
     changes = dict(token=(words,) * len(snapshot.token), bonus=words, refused=words)
     snapshot = snapshots.dataclasses.replace(snapshot, **changes)
-    lanes = [(snapshots.Lane("it", [words] * 12, [snapshot]), 0)]
-    drawn = [panels.text_panel(*lanes[0], 500), panels.tree_panel(snapshot)]
-    drawn += [panels.answers_panel("it", snapshot), panels.time_panel(lanes)]
-    for panel in drawn:
+    lane = snapshots.Lane("it", [words] * 12, [snapshot])
+    drawn = panels.cycle_panels(lane, 0, words)
+    for panel in drawn.values():
         ET.fromstring(panels.svg(panel))
     panels.figure(drawn, words).canvas.draw()
 
@@ -98,80 +93,58 @@ def test_any_token_can_be_drawn(recording, words):
 def test_stepping_and_another_tree_in_a_cycle(explorer):
     explorer.cycle = 1
     explorer.step(2)
-    assert explorer.shown[0][1] == 2
+    assert explorer.cycle == 3
     explorer.step(-100)
-    assert explorer.shown[0][1] == 0
+    assert explorer.cycle == 1
     explorer.cycle = 10**6
-    assert explorer.shown[0][1] == len(explorer.shown[0][0].cycles) - 1
+    assert explorer.cycle == len(explorer.lane.cycles)
     explorer.policy, explorer.cycle = "ours", 2
-    lane, number = explorer.shown[0]
-    before = explorer.page["lanes"][0]["tree"]
-    drafted = lane.cycles[number].tree
+    drafted = explorer.lane.cycles[1]
+    before = explorer.page["tree"]
     explorer.total_tokens, explorer.depth, explorer.top_k = 12, 4, 2
     tree = TreeConfig(12, 4, 2)
-    other = snapshots.what_if(explorer.recording, 0, lane.cycles[number].position, tree)
+    other = snapshots.what_if(explorer.recording, 0, drafted.position, tree)
     assert explorer.message.startswith(f"What if 12 / 4 / 2: {other.accepted_tok} accepted")
-    assert explorer.page["lanes"][0]["facts"]["verified"] == 11
+    assert "11 verified" in explorer.page["counts"]
     assert f"in {other.total_ms:.1f} ms" in explorer.page["time"].replace("\u00a0", " ")
     explorer.step(1)
     explorer.step(-1)
-    assert explorer.page["lanes"][0]["tree"] == before
+    assert explorer.page["tree"] == before
     assert explorer.message == ""
-    assert (explorer.total_tokens, explorer.depth, explorer.top_k) == drafted
+    assert (explorer.total_tokens, explorer.depth, explorer.top_k) == drafted.tree
 
 
-def test_two_policies_and_the_clairvoyant_stand_at_one_place_of_the_text(explorer):
-    explorer.turn = 2
-    explorer.policy, explorer.other, explorer.bound = "LTD", "RADAR", True
-    explorer.cycle = 9
-    assert [lane.name for lane, _ in explorer.shown] == ["LTD", "RADAR", "clairvoyant"]
-    position = explorer.shown[0][0].cycles[8].position
-    for lane, number in explorer.shown:
-        cycle = lane.cycles[number]
-        assert cycle.position <= position < cycle.position + cycle.kept_tok
-    assert len(explorer.page["lanes"]) == 3
-    # the text is the first lane's: every token once, and the rejected one before the bonus
+@pytest.mark.parametrize("policy", ["LTD", "clairvoyant"])
+def test_the_text_holds_every_token_once_and_the_rejected_one_before_the_bonus(explorer, policy):
+    explorer.turn, explorer.policy, explorer.cycle = 2, policy, 9
+    cycle = explorer.lane.cycles[8]
     text = ET.fromstring(explorer.page["text"])
     kinds = [element.get("data-kind") for element in text if element.tag.endswith("text")]
-    lane, number = explorer.shown[0]
-    cycle = lane.cycles[number]
-    assert len(kinds) - kinds.count("refused") == len(lane.tokens)
-    end = position + cycle.kept_tok + 1
-    now = [kind for kind in kinds[position : end + 1] if kind != "ahead"]
-    path = ["accepted"] * cycle.accepted_tok
-    assert now[:-1] in (["root", *path], ["root", *path, "refused"])
-    assert now[-1] == "bonus"
-    assert set(kinds[:position]) <= {"first", "was accepted", "was bonus"}
-    explorer.other, explorer.bound, explorer.turn = "no policy", False, 0
-    assert len(explorer.page["lanes"]) == 1
+    assert len(kinds) - kinds.count("refused") == len(explorer.lane.tokens)
+    expected = ["written"] * cycle.position + ["root"] + ["accepted"] * cycle.accepted_tok
+    expected += ["refused"] * (cycle.refused is not None) + ["bonus"]
+    assert kinds[: len(expected)] == expected
+    assert set(kinds[len(expected) :]) == {"ahead"}
+    explorer.turn = 0
 
 
 def test_the_parts_of_a_cycle_are_a_bar_and_prices_are_named(explorer):
     explorer.policy, explorer.cycle = "ours", 1
-    lane, number = explorer.shown[0]
-    shapes = panels.time_panel([(lane, number)]).shapes
-    parts = [shape for shape in shapes if shape.get("kind") in snapshots.PARTS]
+    shapes = panels.time_panel(explorer.lane, 0).shapes
+    parts = [shape for shape in shapes if shape.get("data-kind") in snapshots.PARTS]
     assert len(parts) == 4
     for left, right in itertools.pairwise(parts):
         assert right["x"] == pytest.approx(left["x"] + left["width"])
     assert explorer.recording.costs.name in explorer.page["time"].replace("\u00a0", " ")
-    assert "predicted" in explorer.page["lanes"][0]["answers"]
+    assert "predicted" in explorer.page["answers"]
 
 
-def test_folding_and_the_picture_of_what_is_shown(explorer):
+def test_the_picture_has_all_panels_and_a_title(explorer):
     explorer.policy, explorer.cycle = "fixed 60,7,10", 1
-    whole = explorer.page["lanes"][0]["tree"]
-    explorer.folded = True
-    folded = explorer.page["lanes"][0]["tree"]
-    assert "▸" in folded
-    assert len(folded) < len(whole)
-    explorer.folded = False
-    assert explorer.page["lanes"][0]["tree"] == whole
-    figure = explorer.picture("a title", folded=True)
-    words = [text.get_text() for text in figure.axes[0].texts]
+    words = [text.get_text() for text in explorer.picture("a title").axes[0].texts]
     assert "a title" in words
-    assert explorer.shown[0][0].name in words
-    assert any("▸" in word for word in words)
+    assert "fixed 60,7,10" in words
+    assert sum(word.startswith("0.") for word in words) == 59
 
 
 def test_policies_of_ones_own_come_first_and_misfits_are_said(recording):
@@ -180,7 +153,7 @@ def test_policies_of_ones_own_come_first_and_misfits_are_said(recording):
     assert len(explorer.policies) > 4
     deep = explore(recording, {"too deep": Static(60, 20, 10)})
     assert deep.page["message"].startswith("too deep: ")
-    assert deep.page["lanes"] == []
+    assert "tree" not in deep.page
     with pytest.raises(SpecdecError, match="too deep"):
         deep.picture()
     with pytest.raises(SpecdecError, match="policy is one of"):
@@ -231,7 +204,7 @@ def test_stopping_and_failing_leave_what_was_decoded(pair):
     assert policy.live.page["message"].startswith("Stopped: ")
     assert not policy.live.running
     policy.live.step(-1)
-    assert policy.live.shown[0][1] == 1
+    assert policy.live.cycle == 2
     # the pair is free again
     assert specdec.decode(pair, "again", max_new_tokens=2).new_tok == 2
     live = specdec.watch(*asked, Fails(), 8)
