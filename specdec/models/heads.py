@@ -6,7 +6,7 @@
     Medusa   path_i = h: all nodes of a level have the same children
     Hydra    path_i = [h; e(t_0); ...; e(t_i)], t_0 the root, t_1 .. t_i the tokens down to the node
 
-Ours share one projection over the draft vocabulary, the official ones have one per head. Files:
+Ours share one projection over the draft vocabulary; the official ones have one per head. Files:
 
     Medusa   config.json: medusa_num_heads       medusa_lm_head.safetensors or .pt
              {i}.0.linear.{weight,bias}          block of head i
@@ -75,10 +75,6 @@ class HeadsConfig:
         """Whether some of the target's tokens can never be drafted."""
         return self.draft_vocab_size < self.vocab_size
 
-    @property
-    def kind(self) -> str:
-        return "hydra" if self.hydra else "medusa"
-
 
 class Block(nn.Module):
     """x + silu(W x + b), initially the identity; for a wider input, `res_connection` x for x."""
@@ -88,20 +84,17 @@ class Block(nn.Module):
         self.linear = nn.Linear(wide, hidden)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
-        self.res_connection: nn.Linear | None = None
+        self.res_connection: nn.Module = nn.Identity()
         if wide != hidden:
             # initially the target's state (which comes first), and nothing of the tokens
             self.res_connection = nn.Linear(wide, hidden)
+            nn.init.eye_(self.res_connection.weight)
             nn.init.zeros_(self.res_connection.bias)
-            with torch.no_grad():
-                self.res_connection.weight.copy_(torch.eye(hidden, wide))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., wide] -> [..., H]"""
-        added = F.silu(self.linear(x))
-        if self.res_connection is not None:
-            x = self.res_connection(x)
-        return x + added
+        added: Tensor = F.silu(self.linear(x))
+        return self.res_connection(x) + added
 
 
 class HeadsNetwork(nn.Module):
@@ -177,16 +170,14 @@ class HeadsSession(DraftSession):
     def _children_of(self, tokens: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         """Children of nodes one level below the last ones."""
         self._level += 1
-        embedded = self.drafter.embedding(tokens)
-        self._path = self.network.extend(self._path, embedded)
-        paths = self._path
-        if not self.network.config.hydra:
-            # Medusa's nodes all have the same children
-            paths = paths[:1]
-        state = self.network.state(paths, self._level)
+        network = self.network
+        self._path = network.extend(self._path, self.drafter.embedding(tokens))
+        # Medusa's nodes all have the same children
+        paths = self._path if network.config.hydra else self._path[:1]
+        state = network.state(paths, self._level)
         if self._level == 0:
             self.root_state = state[0]
-        logits = self.network.head(state, self._level).float()
+        logits = network.head(state, self._level).float()
         ids, log_probs = best_tokens(logits, top_k, self.drafter.target_id)
         return ids.expand(len(tokens), -1), log_probs.expand(len(tokens), -1)
 
@@ -208,8 +199,9 @@ def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
     # 1. the weights, by our names
     files = (f"{kind}_lm_head.safetensors", f"{kind}_lm_head.pt", *WEIGHT_FILES)
     tensors = read_tensors(folder, files)
-    names = [(official, ours) for ours, official in HYDRA + MEDUSA]
-    tensors = {renamed(name, names): tensor for name, tensor in tensors.items()}
+    names = HYDRA if kind == "hydra" else MEDUSA
+    official = [(theirs, ours) for ours, theirs in names]
+    tensors = {renamed(name, official): tensor for name, tensor in tensors.items()}
     # 2. their shape; what a file does not say is the target's
     config = HeadsConfig(
         target.hidden_size,
@@ -242,7 +234,7 @@ def save_heads(network: HeadsNetwork, folder: str | Path, dtype: torch.dtype | N
         # a vocabulary that is not reduced needs no maps
         if name not in ("d2t", "t2d") or config.shared:
             tensors[renamed(name, HYDRA if config.hydra else MEDUSA)] = value
-    kind = config.kind
+    kind = "hydra" if config.hydra else "medusa"
     save_tensors(tensors, folder / f"{kind}_lm_head.safetensors", dtype)
     raw: dict[str, Any] = {f"{kind}_num_heads": config.num_heads, f"{kind}_num_layers": 1}
     if config.hydra:

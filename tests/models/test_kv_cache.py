@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.errors import SpecdecError
-from specdec.models.families import cache_keyword
 from specdec.models.kv_cache import TreeCache
+from specdec.models.target import cache_keyword
 
 
 def block(rows, layer=0):
