@@ -314,7 +314,7 @@ def with_settings(config: Any, without: Collection[str] = ()) -> Callable[[Funct
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
         parameters = dict(signature.parameters)
-        parameters.pop("settings")
+        parameters.popitem()  # **settings
         cls = config if isinstance(config, type) else type(config)
         for name, field in inspect.signature(cls).parameters.items():
             if name not in without:

@@ -342,8 +342,8 @@ class BatchedDrafter:
 
     def step(self, tokens: Tensor, hidden: Tensor, places: Tensor, attend: Any) -> DraftStep:
         """Rows [P, W] at the positions `places` [P]."""
-        tables = [table[places][:, None, None] for table in (self._cos, self._sin)]
-        return DraftStep(tokens, hidden, *tables, attend)
+        cos, sin = (table[places][:, None, None] for table in (self._cos, self._sin))
+        return DraftStep(tokens, hidden, cos, sin, attend)
 
 
 class TreeKeys:

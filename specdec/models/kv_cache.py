@@ -24,7 +24,6 @@ ROW = 64  # values; GPU kernels need mask rows that begin at multiples of 16 byt
 class RowLayer(CacheLayerMixin):  # type: ignore[misc]
     """Keys and values of one layer, [B, kv heads, capacity, D], filled up to `rows`."""
 
-    is_croppable = True
     is_sliding = False
 
     def __init__(self, capacity: int):
@@ -61,12 +60,6 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def get_max_length(self) -> int:
         return self.capacity
-
-    get_max_cache_shape = get_max_length
-
-    def crop(self, max_length: int) -> None:
-        """transformers' name for dropping rows: a negative number drops that many."""
-        self.rows = max(0, self.rows + max_length)
 
     def reset(self) -> None:
         self.rows = 0

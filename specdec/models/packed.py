@@ -150,7 +150,7 @@ def pack(module: nn.Module) -> None:
         # 1. layers that read the same input as one product, all others alone
         alone = [(name,) for name, _ in owner.named_children()]
         for names in (*TOGETHER, *alone):
-            layers = [getattr(owner, name, None) for name in names]
+            layers: list[Any] = [getattr(owner, name, None) for name in names]
             if all(can_pack(layer) for layer in layers):
                 weight = layers[0].weight
                 product = products[id(weight)] = pack_together(owner, names, layers)
@@ -264,8 +264,8 @@ def attention(
     if self.config._attn_implementation != "sdpa":
         # another was set after loading
         places = (hidden_states, position_embeddings, attention_mask, cache)
-        attended: tuple[Tensor, None] = type(self).forward(self, *places, **kwargs)
-        return attended
+        outputs: tuple[Tensor, None] = type(self).forward(self, *places, **kwargs)
+        return outputs
     cache = kwargs.get("past_key_values", cache)
     # 1. queries, keys and values [B, T, heads, D]
     width = self.head_dim
@@ -295,4 +295,4 @@ def attention(
     return self.o_proj(attended.transpose(1, 2).flatten(2)), None
 
 
-FORWARDS = {"Attention": attention, "MLP": gated_mlp, "RMSNorm": rms_norm}
+FORWARDS: dict[str, Any] = {"Attention": attention, "MLP": gated_mlp, "RMSNorm": rms_norm}

@@ -306,8 +306,7 @@ class Target(TargetModel):
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Training mode off inside; afterwards every module gets its own flag back."""
     awake = [module for module in model.modules() if module.training]
-    for module in awake:
-        module.training = False
+    model.eval()
     try:
         yield
     finally:
@@ -417,11 +416,7 @@ def cache_keyword(module: Any) -> str:
 
 def decoder_of(model: Any) -> Any:
     """The text decoder inside a causal LM (with a vision tower it has several stacks of layers)."""
-    if hasattr(model, "get_decoder"):
-        model = model.get_decoder()
-    else:
-        model = model.base_model
-    return model
+    return model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
 
 
 def decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:

@@ -74,15 +74,11 @@ def generate(
             stop_tokens += criterion.eos_token_id.tolist()
         elif type(criterion) is not MaxLengthCriteria:
             further.append(criterion)
-
-    def stop_early(so_far: Tensor) -> bool:
-        # the cycle keeps no scores: a criterion that reads them fails
-        return bool(further(so_far[None], None).all())
-
     policy = Static.of(pair.usual_tree) if policy is None else checked_policy(policy)
     engine = LiveEngine(pair, ids, max_new_tokens, policy.limits, picker, tuple(stop_tokens))
     if further:
-        engine.stop_early = stop_early
+        # the cycle keeps no scores: a criterion that reads them fails
+        engine.stop_early = lambda so_far: bool(further(so_far[None], None).all())
 
     # 3. the text
     with engine.inference():
