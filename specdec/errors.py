@@ -29,13 +29,6 @@ class SpecdecError(ValueError):
 
     so_far: what was decoded until decoding broke off, else None: the unfinished Generation of
     `decode`, a list of them of `decode_many` and `chat`. An interrupt (Ctrl-C) carries it too.
-
-    >>> import specdec
-    >>> try:
-    ...     specdec.load_pair("tinny")
-    ... except SpecdecError as error:
-    ...     print(error)
-    unknown preset 'tinny'; did you mean 'tiny'?
     """
 
     so_far: Any = None
@@ -52,11 +45,7 @@ def keeping(so_far: Callable[[Any], Any]) -> Iterator[None]:
 
 
 def nearest_name_error(what: str, name: str, known) -> SpecdecError:
-    """The error for an unknown name, with the nearest known names (or all of them).
-
-    >>> nearest_name_error("dtype", "bfloat", ["float32", "bfloat16"])
-    SpecdecError("unknown dtype 'bfloat'; did you mean 'bfloat16', 'float32'?")
-    """
+    """The error for an unknown name, with the nearest known names (or all of them)."""
     names = list(known)
     near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.4) or sorted(names)
     return SpecdecError(f"unknown {what} {name!r}; did you mean {', '.join(map(repr, near))}?")
@@ -145,17 +134,14 @@ def check_fields(config, **limits: tuple[float, float]) -> None:
 def door(function: Function) -> Function:
     """Decorator of public functions: refuses arguments that do not match the annotations."""
     signature = inspect.signature(function)
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         hints = _hints(function)
         for name, value in signature.bind(*args, **kwargs).arguments.items():
-            parameter = signature.parameters[name]
             # *args and **kwargs have the annotation of their elements
-            if name in hints and parameter.kind not in (
-                parameter.VAR_POSITIONAL,
-                parameter.VAR_KEYWORD,
-            ):
+            if name in hints and signature.parameters[name].kind not in several:
                 check_kind(f"{name} of {function.__name__}()", value, hints[name])
         return function(*args, **kwargs)
 

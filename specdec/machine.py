@@ -5,6 +5,7 @@ It never imports torch: torch's threads and GPU are reported if torch is importe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -106,21 +107,18 @@ def fingerprint() -> dict:
 
 def versions() -> dict:
     """Installed version of each package that results depend on; None if not installed."""
-    installed: dict[str, str | None] = {}
+    installed: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             installed[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            installed[name] = None
     return installed
 
 
 def commit() -> dict:
     """{"commit": hash, "dirty": whether tracked files differ from it}; None outside a checkout."""
     head = _git("rev-parse", "HEAD")
-    if head is None:
-        return {"commit": None, "dirty": None}
-    return {"commit": head, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+    dirty = None if head is None else bool(_git("status", "--porcelain", "--untracked-files=no"))
+    return {"commit": head, "dirty": dirty}
 
 
 def code_hash() -> str:
@@ -171,10 +169,8 @@ class Neighbours:
         busy = self.cpus()
         if _spent()[2] - self.begin[2] < SHORTEST_LOOK_S or not is_crowded(busy):
             return ""
-        return (
-            f"other processes keep {busy:.1f} of {usable_cores()} cores busy: decoding is slower "
-            "than it could be, and speed-ups measured now are no result."
-        )
+        why = f"other processes keep {busy:.1f} of {usable_cores()} cores busy"
+        return f"{why}: decoding is slower now, and speed-ups measured now are no result."
 
 
 def _spent() -> tuple[float, float, float]:
@@ -192,10 +188,9 @@ def _spent() -> tuple[float, float, float]:
 
 def _git(*arguments: str) -> str | None:
     """Output of one git command in the checkout; None without git, or for an installed package."""
-    folder = checkout()
-    if folder is None:
+    if checkout() is None:
         return None
-    command = ["git", "-C", str(folder), *arguments]
+    command = ["git", "-C", str(checkout()), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

@@ -28,11 +28,10 @@ def parallel(
 ) -> list[Any]:
     """The results of all tasks, in their order.
 
-    tasks: calls without arguments that pickle can send, such as functools.partial of a module's
-    function. on: None runs them here one after the other, "local" on this machine's cores, "ray"
-    or "ray://host:port" on a cluster. jobs: how many at once (default: all cores, or all that the
-    cluster offers). timed: they measure time, so each has its machine to itself. Every task is
-    tried; SpecdecError at the end names the first that failed.
+    tasks: calls without arguments that pickle can send. on: None runs them here one after the
+    other, "local" on this machine's cores, "ray" or "ray://host:port" on a cluster. jobs: how many
+    at once (default: all). timed: they measure time, so each has its machine to itself. Every task
+    is tried; SpecdecError at the end names the first that failed.
     """
     tasks = list(tasks)
     place = checked_place(on, jobs)
@@ -46,8 +45,8 @@ def parallel(
     options: dict[str, Any] = {"backend": "loky", "n_jobs": 1 if timed else workers}
     if place != "local":
         _connect_to_ray(place)
-        options = {"backend": "ray", "n_jobs": jobs or -1}
-        options["ray_remote_args"] = {"num_cpus": cores if timed else 1}
+        each = {"num_cpus": cores if timed else 1}
+        options = {"backend": "ray", "n_jobs": jobs or -1, "ray_remote_args": each}
     # 2. the same folders as here; an exception comes back as a value, so that others finish
     environment = {name: value for name, value in os.environ.items() if name.startswith("SPECDEC_")}
     environment["SPECDEC_HOME"] = str(runs.home())

@@ -28,9 +28,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+try:
+    import fcntl
+except ImportError:  # on Windows nothing is locked
+    fcntl = None  # type: ignore[assignment]
+
 from specdec import machine
 from specdec.errors import SpecdecError, check_kind, check_name, first_line, unreadable
-from specdec.stored import RunFile, read_json, sealed
+from specdec.stored import RunFile, read_json, read_text, sealed
 
 SCALES = ("laptop", "paper")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -93,7 +98,7 @@ def figure_path(paper: str, item: str, scale: str = "laptop") -> Path:
 
 
 def known_scale(scale: str) -> str:
-    """`scale` if it is one of SCALES; SpecdecError otherwise."""
+    """`scale` if it is one of SCALES."""
     return check_name("scale", scale, SCALES)
 
 
@@ -109,8 +114,7 @@ def plain_name(name: str) -> str:
 def atomic(path: Path):
     """Yield a temporary path beside `path`, which replaces `path` after a successful block.
 
-    On any error `path` stays unchanged and the temporary file is removed. A full or read-only disk
-    becomes one SpecdecError sentence.
+    A full or read-only disk becomes one SpecdecError sentence.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -128,10 +132,7 @@ def atomic(path: Path):
 
 @contextmanager
 def atomic_folder(path: Path):
-    """Yield a temporary folder, which replaces the folder `path` after a successful block.
-
-    Two renames, so that there is never half a folder under the name. Errors as in `atomic`.
-    """
+    """Yield a temporary folder, which replaces the folder `path` after a successful block."""
     path = Path(path)
     fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     old = path.with_name(f".{path.name}.{os.getpid()}.old")
@@ -141,7 +142,7 @@ def atomic_folder(path: Path):
             yield fresh
             for file in filter(Path.is_file, fresh.rglob("*")):
                 _flush(file)
-            # a folder with content cannot be replaced at once
+            # a folder with content cannot be replaced at once, so these are two renames
             if path.exists():
                 os.replace(path, old)
             os.replace(fresh, path)
@@ -190,10 +191,9 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def write_json(path: Path, value, files=None) -> Path:
-    """Write `value` as readable JSON, atomically; dataclasses, paths and numpy are understood.
+    """Write `value` as readable JSON, atomically.
 
-    files: names of those below its folder that belong to it; with these, even (), readers notice a
-    changed byte.
+    files: names below its folder that belong to it. With these, even (), readers notice a change.
     """
     value = plain(value)
     if files is not None:
@@ -205,16 +205,12 @@ def write_json(path: Path, value, files=None) -> Path:
 def locked(folder: Path):
     """Inside, no other process holds the same folder; the lock ends with the process."""
     path = Path(folder).with_name(f".{Path(folder).name}.lock")
-    try:
-        import fcntl
-    except ImportError:  # not on this system
-        yield
-        return
     with _disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = open(path, "w")
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
@@ -239,20 +235,14 @@ def read_table(path: Path) -> pd.DataFrame:
 def read_yaml(path: Path):
     """Read a YAML file of the checkout; SpecdecError if it is missing or damaged."""
     try:
-        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+        return yaml.safe_load(read_text(path, "correct it"))
+    except (yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())  # it has several lines
         raise SpecdecError(f"{path} cannot be read as YAML ({reason}); correct it.") from error
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise unreadable(path, error, "YAML", "correct it") from error
 
 
 class Table(UserDict):
-    """A mapping that `read()` makes when it is first used, so that an import opens no file.
-
-    >>> Table(lambda: {"a": 1})["a"]
-    1
-    """
+    """A mapping that `read()` makes when it is first used, so that an import opens no file."""
 
     def __init__(self, read: Callable[[], dict[str, Any]]):
         self._read = read
@@ -300,10 +290,9 @@ def content_key(**inputs) -> str:
 
 
 def configured(config, cls, settings: dict):
-    """One frozen config of dataclass `cls`: `config`, or the defaults, updated with `settings`.
+    """`config`, by default cls(), with `settings`: f(x, Config(seed=1)) is f(x, seed=1).
 
-    So a function with many settings accepts both `f(x, Config(seed=1))` and `f(x, seed=1)`.
-    SpecdecError for a setting that `cls` lacks.
+    SpecdecError for a setting that the dataclass `cls` lacks.
     """
     check_kind("config", config, cls | None)
     fields = [field.name for field in dataclasses.fields(cls)]
@@ -324,14 +313,15 @@ def with_settings(config: Any, without: Collection[str] = ()) -> Callable[[Funct
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
-        parameters = list(signature.parameters.values())[:-1]  # without **settings
-        names = {parameter.name for parameter in parameters} | set(without)
+        parameters = dict(signature.parameters)
+        parameters.popitem()  # **settings
         cls = config if isinstance(config, type) else type(config)
-        for field in inspect.signature(cls).parameters.values():
-            if field.name not in names:
-                default = getattr(config, field.name, field.default)
-                parameters.append(field.replace(kind=field.KEYWORD_ONLY, default=default))
-        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        for name, field in inspect.signature(cls).parameters.items():
+            if name not in without:
+                default = getattr(config, name, field.default)
+                field = field.replace(kind=field.KEYWORD_ONLY, default=default)
+                parameters.setdefault(name, field)
+        function.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
         return function
 
     return decorate
@@ -340,10 +330,9 @@ def with_settings(config: Any, without: Collection[str] = ()) -> Callable[[Funct
 def start(name: str, config: dict, *, scale: str = "laptop", tie_to_code: bool = True) -> Run:
     """Open the run directory of (name, config, this machine, this source).
 
-    The same call finds the same directory again, so a stopped run continues; anything that could
-    change a result (another setting, machine or source) leads to another directory. The session is
-    added to run.json. tie_to_code: False leaves the source out, for trainings that must survive an
-    unrelated edit.
+    The same call finds the same directory, so a stopped run continues; another setting, machine or
+    source leads to another one. tie_to_code: False leaves the source out, for trainings that must
+    survive an unrelated edit.
     """
     # 1. the directory of this content
     identity = {"name": plain_name(name), "config": config, "hardware": machine.hardware()}
@@ -367,10 +356,7 @@ def shipped_dir() -> Path:
 
 
 def find(name: str, scale: str = "laptop", shipped: bool = False) -> list[Run]:
-    """All finished runs of this name, newest first, then those that came with the checkout.
-
-    shipped: only the latter.
-    """
+    """All finished runs of this name, newest first, then (or only) those of the checkout."""
     places = [shipped_dir()] if shipped else [runs_dir(scale), shipped_dir()]
     runs: dict[str, Run] = {}
     for place in places:
@@ -428,10 +414,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """Rows of a table in numbered files, so that a killed run loses one shard at most.
-
-    folder: of the files part-<number>.parquet. label: goes into every file's metadata.
-    """
+    """Rows of a table in files part-<number>.parquet; `label` goes into their metadata."""
 
     folder: Path
     label: dict = dataclasses.field(default_factory=dict)
@@ -440,23 +423,17 @@ class Shards:
         return self.folder / f"part-{number:05d}.parquet"
 
     def done(self) -> list[int]:
-        """Numbers of the complete shards, ascending. SpecdecError for a foreign file."""
+        """Numbers of the complete shards, ascending."""
         numbers = []
         for path in self.folder.glob("part-*.parquet"):
-            number = path.stem.removeprefix("part-")
-            if not number.isdecimal():
-                raise SpecdecError(f"{path} is no shard of this table; move it elsewhere.")
-            numbers.append(int(number))
+            numbers.append(int(path.stem.removeprefix("part-")))
         return sorted(numbers)
 
     def write(self, number: int, rows: pd.DataFrame) -> Path:
         return write_table(self.path(number), rows, **self.label)
 
     def merge(self) -> pd.DataFrame:
-        """All shards in order as one table, also written as <folder>.parquet; the shards stay.
-
-        SpecdecError if there are none.
-        """
+        """All shards in order as one table, also written as <folder>.parquet; the shards stay."""
         tables = [read_table(self.path(number)) for number in self.done()]
         if not tables:
             raise SpecdecError(f"{self.folder} holds no rows yet; run the measurement first.")

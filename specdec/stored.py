@@ -24,9 +24,6 @@ FILES = "files"  # sha256 of associated files, by their paths below its folder
 Count = Annotated[int, Ge(0)]
 Positive = Annotated[int, Ge(1)]
 Size = NotRequired[Positive | None]
-Number = NotRequired[Annotated[float, Gt(0)] | None]
-Flag = NotRequired[bool | None]
-Part = NotRequired[dict | None]
 SEAL = {CHECKSUM: NotRequired[str | None], FILES: NotRequired[dict[str, str]]}
 
 
@@ -69,26 +66,6 @@ TraceFile = TypedDict(
 TextsFile = TypedDict(
     "TextsFile", {"schema": int, "texts": dict[str, str], "prompts": list[str], **SEAL}
 )
-# config.json of an EAGLE drafter, in all its layouts
-DRAFTER_SIZES = """hidden_size intermediate_size num_attention_heads num_key_value_heads vocab_size
-draft_vocab_size truncated_vocab_size target_hidden_size num_aux_hidden_states medusa_num_layers
-hydra_num_layers para_depths block_size""".split()
-DRAFTER_FLAGS = """norm_before_residual norm_output norm_before_fc fc_norm bias qkv_bias
-attention_bias mlp_bias""".split()
-DRAFTER_PARTS = """eagle_config speculators_config transformer_layer_config rope_parameters
-rope_scaling""".split()
-DrafterFile = TypedDict(
-    "DrafterFile",
-    {
-        **dict.fromkeys(DRAFTER_SIZES, Size),
-        **dict.fromkeys(DRAFTER_FLAGS, Flag),
-        **dict.fromkeys(DRAFTER_PARTS, Part),
-        "rms_norm_eps": Number,
-        "rope_theta": Number,
-        "architectures": NotRequired[list[str] | None],
-        "eagle_aux_hidden_state_layer_ids": NotRequired[list[int] | None],
-    },
-)
 
 
 class CopiesFile(TypedDict):
@@ -112,7 +89,7 @@ class BookLine(TypedDict):
 
 
 # These may hold further fields; all others may not.
-OPEN = (RunFile, TraceFile, DrafterFile, BookLine)
+OPEN = (RunFile, TraceFile, BookLine)
 
 
 def checked(schema: type, value: Any, where: str | Path, advice: str) -> Any:

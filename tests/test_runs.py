@@ -111,9 +111,6 @@ def test_shards_are_kept_apart_and_merged_in_order(home):
     assert shards.done() == [3, 12, 100]
     assert shards.merge()["number"].tolist() == [3, 12, 100]
     assert run.read_table("prompts")["number"].tolist() == [3, 12, 100]
-    shards.write(4, ROWS)
-    shards.path(4).rename(shards.folder / "part-x.parquet")
-    assert "part-x.parquet" in refusal(shards.merge)
 
 
 def test_find_lists_finished_runs_newest_first(home, monkeypatch):

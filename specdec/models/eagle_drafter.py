@@ -21,8 +21,6 @@ from specdec.core.protocols import Drafter, DraftForward, DraftSession
 from specdec.core.tree import additive, apart, causal
 from specdec.core.tree_config import check_memory
 from specdec.errors import SpecdecError
-from specdec.models.attention import aligned
-from specdec.models.attention import attend as attend_heads
 from specdec.models.eagle_files import read_network
 from specdec.models.eagle_network import (
     BlockNetwork,
@@ -33,6 +31,8 @@ from specdec.models.eagle_network import (
     rotate,
     vocabulary_ids,
 )
+from specdec.models.kv_cache import aligned
+from specdec.models.kv_cache import attend as attend_heads
 from specdec.models.target import Target
 
 
@@ -72,7 +72,6 @@ class EagleDrafter(NetworkDrafter):
         return EagleSession(self, context_tok, tree_tok)
 
     def batched(self, tokens: Tensor, features: Tensor, depth: int) -> BatchedDrafter:
-        """Its trees at many positions of one text; see `BatchedDrafter`."""
         return BatchedDrafter(self, tokens, features, depth)
 
     def run_together(self, forwards: Sequence[DraftForward]) -> list[tuple[Tensor, Tensor]]:
@@ -99,10 +98,10 @@ class EagleDrafter(NetworkDrafter):
         needed = []
         for forward, session, rows in zip(forwards, sessions, states, strict=True):
             needed.append(session.keep_states(forward.kind, rows))
-        sizes = [len(rows) for rows in needed]
         widest = max(forward.top_k for forward in forwards)
+        children = self.children(torch.cat(needed), widest)
+        parts = [torch.split(part, [len(rows) for rows in needed]) for part in children]
         results = []
-        parts = [torch.split(part, sizes) for part in self.children(torch.cat(needed), widest)]
         for forward, ids, scores in zip(forwards, *parts, strict=True):
             results.append((ids[:, : forward.top_k], scores[:, : forward.top_k]))
         return results
@@ -110,8 +109,7 @@ class EagleDrafter(NetworkDrafter):
     def layer(self, step: DraftStep) -> Tensor:
         """States [..., W, H] after the layer."""
         network = self.network
-        embedded = self.embedding(step.tokens)
-        x, residual = network.attention_input(embedded, step.hidden)
+        x, residual = network.attention_input(self.embedding(step.tokens), step.hidden)
         q, k, v = network.midlayer.self_attn.project(x)
         q, k = (rotate(part, step.cos, step.sin) for part in (q, k))
         return network.finish(step.attend(q, k, v), residual)
@@ -172,7 +170,6 @@ class EagleSession(DraftSession):
         self._drawn = 0  # rows of the tree
         self._level = 0
         self._visible: Tensor  # additive [W, drafted]: rows of the tree that the last level sees
-        self._hidden: Tensor  # states of the last forward, [W, H]
 
     def root(self, tokens: Tensor, features: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
         assert features is not None, "EAGLE reads the target's features"
@@ -264,10 +261,10 @@ Choice = Callable[[Tensor], tuple[Tensor, Tensor]]
 class ChosenTrees:
     """Trees of P roots that expand chosen nodes, level by level.
 
-    scores float32, tokens int64: [P, k], then [P, W * k] of every level's W expanded nodes; absent
-    candidates have the score -inf. beams int64 [P, W]: the candidates expanded, in the order of
-    their scores; -1 for none. root: the root's best children, int64 and float32 [P, most]. While
-    they grow: contexts int64 [P], states [P, W, H] of the last level, and the keys.
+    contexts int64 [P]: tokens before each root. states [P, W, H]: of the last level. root: its best
+    children, int64 and float32 [P, most]. scores float32, tokens int64: [P, k], then [P, W * k] of
+    every level's W expanded nodes; absent candidates have the score -inf. beams int64 [P, W]: the
+    candidates expanded, in the order of their scores; -1 for none.
     """
 
     contexts: Tensor
@@ -280,10 +277,9 @@ class ChosenTrees:
 
 
 class BatchedDrafter:
-    """Trees at many positions of one text, whose keys and values are computed once.
+    """Trees at many positions of one text, as `EagleSession` drafts them, from the same keys.
 
-    Does what `EagleSession` does, for a batch of roots: they share the text's keys, and each root
-    adds those of its tree. tokens int64 [T]: the text; features [T, F]: taps at every token.
+    tokens int64 [T]: the text; features [T, F]: taps at every token.
     """
 
     def __init__(self, drafter: EagleDrafter, tokens: Tensor, features: Tensor, depth: int):
@@ -293,9 +289,9 @@ class BatchedDrafter:
         # [T - 1, H]; row c - 1 drafts after c tokens
         self.states = drafter.layer(session.step("root", tokens[1:], features[:-1]))
         self.store = session.store  # keys and values [2, kv, T - 1, D]
-        head_dim, theta = drafter.config.head_dim, drafter.config.rope_theta
-        tables = rotary_tables(head_dim, theta, count + depth + 1, tokens.device)
-        self._cos, self._sin = tables
+        self._cos, self._sin = rotary_tables(
+            drafter.config.head_dim, drafter.config.rope_theta, count + depth + 1, tokens.device
+        )
 
     def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> TreeBatch:
         """Trees of `depth` expansions. contexts int64 [P]: committed tokens before each root."""
@@ -315,9 +311,9 @@ class BatchedDrafter:
     ) -> ChosenTrees:
         """Trees that expand the nodes that `choose` returns. most: children of each root."""
         states = self.roots(contexts)
-        ids, log_probs = self.drafter.children(states[:, 0], max(most, top_k))
+        ids, log_probs = root = self.drafter.children(states[:, 0], max(most, top_k))
         first = ([log_probs[:, :top_k]], [ids[:, :top_k]])
-        trees = ChosenTrees(contexts, states, TreeKeys(self.store), (ids, log_probs), *first)
+        trees = ChosenTrees(contexts, states, TreeKeys(self.store), root, *first)
         for _ in range(depth):
             beam, absent = choose(trees.scores[-1])
             children, log_probs = self._children_of(trees, beam, top_k)
@@ -335,9 +331,7 @@ class BatchedDrafter:
     def _children_of(self, trees: ChosenTrees, beam: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         """Children [P, W, k] of the newest candidates `beam` [P, W], whose states are kept."""
         level = len(trees.beams)
-        rows = torch.zeros_like(beam)
-        if level:
-            rows = torch.div(beam, top_k, rounding_mode="floor")
+        rows = beam // top_k if level else torch.zeros_like(beam)
         parents = rows[..., None].expand(-1, -1, trees.states.shape[-1])
         hidden = self.drafter.network.feed_back(trees.states.gather(1, parents))
         attend = functools.partial(trees.keys.attend, trees.contexts, rows)
@@ -348,8 +342,7 @@ class BatchedDrafter:
 
     def step(self, tokens: Tensor, hidden: Tensor, places: Tensor, attend: Any) -> DraftStep:
         """Rows [P, W] at the positions `places` [P]."""
-        cos = self._cos[places][:, None, None]
-        sin = self._sin[places][:, None, None]
+        cos, sin = (table[places][:, None, None] for table in (self._cos, self._sin))
         return DraftStep(tokens, hidden, cos, sin, attend)
 
 
@@ -409,9 +402,8 @@ class TreeKeys:
 #                q_1     q_2     q_3         q_j: distribution of the j-th token after the root,
 #                                            whatever is drafted before it
 #
-# All nodes of a level have the same children, and the probability of a node is the product of the
-# q_j along its path. So the root pass drafts everything and an expansion is a look-up: the best
-# nodes of the pool are the best of the product (DDTree's trees), as far as `top_k` reaches.
+# All nodes of a level have the same children; a node's probability is the product of the q_j along
+# its path. So the root pass drafts everything and an expansion is a look-up.
 
 
 class BlockDrafter(EagleDrafter):
@@ -431,11 +423,9 @@ class BlockDrafter(EagleDrafter):
     def run_together(self, forwards: Sequence[DraftForward]) -> list[tuple[Tensor, Tensor]]:
         if forwards[0].kind == "expand":
             return [forward.run() for forward in forwards]
-        results = []
-        for forward, children in zip(forwards, super().run_together(forwards), strict=True):
-            session: Any = forward.session
-            results.append(session.begin(children))
-        return results
+        sessions: list[Any] = [forward.session for forward in forwards]
+        children = super().run_together(forwards)
+        return [session.begin(part) for session, part in zip(sessions, children, strict=True)]
 
 
 class BlockSession(EagleSession):
@@ -496,7 +486,6 @@ class BatchedBlocks(BatchedDrafter):
 
 
 def load_eagle(folder: Path, target: Target) -> EagleDrafter:
-    """The drafter in `folder`, bound to a target."""
     return EagleDrafter(read_network(folder), target)
 
 

@@ -6,12 +6,13 @@
     block (ours)       mask_hidden beside EAGLE-3's
 
 A wrong rule here fails silently, as low acceptance. So loading is strict: every weight is present,
-none is left over, every shape fits, and switches of other engines are refused. config.json is plain
-JSON: a configuration class would add defaults (above all a RoPE base). Pickles hold tensors only.
+none is left over, and switches of other engines are refused. config.json is plain JSON: a
+configuration class would add defaults (above all a RoPE base). Pickles hold tensors only.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -73,16 +74,32 @@ class Fields(dict[str, Any]):
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder).expanduser()
-        path = self.folder / "config.json"
-        super().__init__(stored.read_json(path, stored.DrafterFile, "fetch it again"))
+        content = stored.read_json(self.folder / "config.json", advice="fetch it again")
+        if not isinstance(content, dict):
+            raise bad_checkpoint(self.folder, "config.json is no JSON object")
+        super().__init__(content)
 
-    def number(self, name: str, default: Any = None) -> Any:
-        """The number `name`, or its default; SpecdecError if it has none."""
-        if self.get(name) is not None:
-            return self[name]
-        if default is None:
-            raise bad_checkpoint(self.folder, f"config.json has no {name}; add it")
-        return default
+    def number(self, name: str, default: Any = None, lowest: float = 1e-30) -> Any:
+        """The positive number `name`, or its default; SpecdecError if it is none."""
+        value = self.get(name)
+        value = default if value is None else value
+        # sizes are whole numbers, as their defaults say
+        kinds: Any = (int, float) if isinstance(default, float) else int
+        if (
+            not isinstance(value, kinds)
+            or isinstance(value, bool)
+            or not lowest <= value < math.inf
+        ):
+            why = f"config.json: {name} must be a positive number, not {value!r}"
+            raise bad_checkpoint(self.folder, why)
+        return value
+
+    def part(self, name: str) -> dict[str, Any]:
+        """The object `name`; {} if it is missing. SpecdecError if it is something else."""
+        value = self.get(name) or {}
+        if not isinstance(value, dict):
+            raise bad_checkpoint(self.folder, f"config.json: {name} must be an object")
+        return value
 
 
 def config_from(fields: Fields, tensors: Tensors) -> EagleConfig:
@@ -129,13 +146,13 @@ def config_from(fields: Fields, tensors: Tensors) -> EagleConfig:
         )
 
     # 3. EAGLE-3 and blocks
-    outputs = (fields.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    outputs = fields.part("eagle_config").get("eagle_aux_hidden_state_layer_ids")
     if outputs:
         # layer outputs there; `hidden_states` begins with the embedding
         shape |= {"taps": tuple(layer + 1 for layer in outputs), "num_taps": len(outputs)}
     if "mask_hidden" in tensors:
         shape["block"] = fields.number("para_depths")
-        shape["mask_token"] = fields.number("ptd_token_id")
+        shape["mask_token"] = fields.number("ptd_token_id", lowest=0)
     return EagleConfig(
         **shape,
         draft_vocab_size=fields.number("draft_vocab_size"),
@@ -147,7 +164,7 @@ def config_from(fields: Fields, tensors: Tensors) -> EagleConfig:
 
 def _rope_theta(fields: Fields) -> float:
     """The drafter's own RoPE base. Scaled RoPE is refused: engines read it differently."""
-    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    rope = fields.part("rope_parameters") or fields.part("rope_scaling")
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind != "default":
         raise bad_checkpoint(fields.folder, f"RoPE scaling of type {kind!r} is not supported")
@@ -155,7 +172,7 @@ def _rope_theta(fields: Fields) -> float:
 
 
 def read_tensors(folder: Path, patterns: tuple[str, ...] = WEIGHT_FILES) -> Tensors:
-    """All used tensors of the first kind of file that exists, on the CPU; shards combined."""
+    """All tensors in use of the first kind of file that exists, on the CPU; shards combined."""
     for pattern in patterns:
         tensors: Tensors = {}
         for path in sorted(folder.glob(pattern)):
@@ -181,12 +198,11 @@ def read_weights(path: Path) -> Tensors:
 def with_weights(
     build: Callable[[Any], Network], config: Any, tensors: Tensors, folder: Path
 ) -> Network:
-    """The network build(config) with the tensors as its frozen weights; SpecdecError if they do not
-    fit. Without a reduced vocabulary its maps may be absent.
-    """
+    """The network build(config) with these frozen weights; SpecdecError if they do not fit."""
     # 1. no memory is taken for what config.json claims
     with torch.device("meta"):
         network = build(config)
+    # a full vocabulary needs no maps
     if "d2t" in network.state_dict() and not config.is_reduced:
         tensors.setdefault("d2t", torch.zeros(config.vocab_size))
         tensors.setdefault("t2d", torch.ones(config.vocab_size))

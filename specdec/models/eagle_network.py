@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import RMSNorm
 
 from specdec.errors import SpecdecError
-from specdec.models.families import setting
+from specdec.models.target import setting
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""A preallocated key-value cache, accepted by transformers as a `Cache`.
+"""A preallocated key-value cache, accepted by transformers as a `Cache`, and attention over it.
 
 Rows are written in place, never concatenated. After a tree forward `keep` gathers the accepted rows
 and drops the rest; `truncate` drops a tail. Sliding layers keep their full history: the mask
-implements the window. `JoinedCache` puts several caches into one forward.
+implements the window. `attend` serves packed targets and drafters.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specdec.errors import SpecdecError
 
+STACKING = ("cpu",)  # devices whose kernel has no groups of heads
+ROW = 64  # values; GPU kernels need mask rows that begin at multiples of 16 bytes
+
 
 class RowLayer(CacheLayerMixin):  # type: ignore[misc]
     """Keys and values of one layer, [B, kv heads, capacity, D], filled up to `rows`."""
 
-    is_croppable = True
     is_sliding = False
 
     def __init__(self, capacity: int):
@@ -57,12 +60,6 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def get_max_length(self) -> int:
         return self.capacity
-
-    get_max_cache_shape = get_max_length
-
-    def crop(self, max_length: int) -> None:
-        """transformers' name for dropping rows: a negative number drops that many."""
-        self.rows = max(0, self.rows + max_length)
 
     def reset(self) -> None:
         self.rows = 0
@@ -150,3 +147,42 @@ class JoinedCache(Cache):  # type: ignore[misc]
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self.rows, 0
+
+
+def aligned(mask: Tensor) -> Tensor:
+    """The same mask [..., M] in memory whose rows begin at multiples of 64 values."""
+    keys = mask.shape[-1]
+    if mask.stride(-1) == 1 and mask.stride(-2) % ROW == 0 and mask.storage_offset() % ROW == 0:
+        return mask
+    room = mask.new_zeros(*mask.shape[:-1], -(-keys // ROW) * ROW)
+    room[..., :keys] = mask
+    return room[..., :keys]
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Query [B, heads, T, D] over key and value [B, kv heads, M, D] -> [B, heads, T, D].
+
+    mask: additive, broadcastable to [B, 1, T, M]; None if all keys are visible. causal: T = M rows
+    in order. On a device of STACKING the heads that share a key head become rows of one product, so
+    that no key is read twice (up to 5 times as fast for one row).
+    """
+    batch, heads, rows, width = query.shape
+    groups = heads // key.shape[1]
+    if causal or groups == 1 or query.device.type not in STACKING:
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, is_causal=causal, scale=scale, enable_gqa=groups > 1
+        )
+    if mask is not None:
+        if mask.dim() == 4:
+            mask = mask.expand(-1, 1, rows, -1)
+        mask = mask.repeat(*[1] * (mask.dim() - 2), groups, 1)
+    stacked = query.reshape(batch, key.shape[1], groups * rows, width)
+    attended = F.scaled_dot_product_attention(stacked, key, value, mask, scale=scale)
+    return attended.reshape(batch, heads, rows, -1)

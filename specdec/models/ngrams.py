@@ -3,10 +3,9 @@
     text       ... the quick brown fox jumps over ... the quick brown |   longest match: 3 tokens
     copied                          fox jumps over ...                 fox jumps over
 
-`prompt_lookup` copies one path, the continuation of the longest match's first place (transformers'
-rule). `suffix` builds a trie of all places, weighted by how often such copies were right on
-recorded texts (`CopyOdds`). `hybrid` merges copies with the tree of a network's drafter, on one
-scale. `lookahead` generates n-grams of its own; see below.
+`prompt_lookup` copies what follows the longest match's first place (transformers' rule). `suffix`
+builds a trie of all places, weighted by how often such copies were right on recorded texts.
+`hybrid` merges copies with a network's tree. `lookahead` generates n-grams of its own.
 """
 
 from __future__ import annotations
@@ -96,11 +95,10 @@ NONE: Counts = ((0,) * len(MATCHED),) * len(PLACES)
 
 @dataclass(frozen=True)
 class CopyOdds:
-    """Probabilities by Evidence, and the drafter's scale.
+    """How often copies were right, by Evidence (hits of outcomes), and the drafter's scale.
 
-    hits, outcomes: per kind of places and column of matches. scale: a drafter's cumulative
-    log-probabilities times this are the log of how often such nodes were right; 1 without a
-    drafter. learned_from: what was counted, for display.
+    scale: a drafter's cumulative log-probabilities times this are the log of how often such nodes
+    were right; 1 without a drafter. learned_from: what was counted, for display.
     """
 
     hits: Counts = NONE
@@ -113,12 +111,12 @@ class CopyOdds:
         cls, copies: Iterable[tuple[Evidence, bool]], scale: float = 1.0, learned_from: str = ""
     ) -> CopyOdds:
         """The table of outcomes: (Evidence, whether the copied token was the target's)."""
-        hits = np.zeros((len(PLACES), len(MATCHED)), int)
-        outcomes = np.zeros_like(hits)
-        for cell, right in copies:
-            outcomes[cell] += 1
-            hits[cell] += right
-        return cls(_tuples(hits.tolist()), _tuples(outcomes.tolist()), scale, learned_from)
+        hits = [list(row) for row in NONE]
+        outcomes = [list(row) for row in NONE]
+        for (row, column), right in copies:
+            outcomes[row][column] += 1
+            hits[row][column] += right
+        return cls(_tuples(hits), _tuples(outcomes), scale, learned_from)
 
     def probability(self, cell: Evidence) -> float:
         """That the token is the target's, given that all tokens before it are (Laplace's rule).
@@ -138,13 +136,13 @@ class CopyOdds:
     @property
     def table(self) -> list[dict[str, Any]]:
         """A row per cell: places, matched (at least), outcomes, hits, probability."""
+        names = ("places", "matched", "outcomes", "hits", "probability")
         rows = []
         for cell in CELLS:
-            row: dict[str, Any] = {"places": PLACES[cell.places], "matched": MATCHED[cell.matched]}
-            row["outcomes"] = self.outcomes[cell.places][cell.matched]
-            row["hits"] = self.hits[cell.places][cell.matched]
-            row["probability"] = self.probability(cell)
-            rows.append(row)
+            row, column = cell
+            counts = (self.outcomes[row][column], self.hits[row][column])
+            values = (PLACES[row], MATCHED[column], *counts, self.probability(cell))
+            rows.append(dict(zip(names, values, strict=True)))
         return rows
 
     @property
@@ -154,17 +152,16 @@ class CopyOdds:
 
     def save(self, folder: str | Path) -> Path:
         """Write copies.json, with its hash, into a folder."""
-        path = Path(folder).expanduser() / FILE
-        runs.write_json(path, {"matched": list(MATCHED), **asdict(self), "hash": self.key})
-        return path
+        content = {"matched": list(MATCHED), **asdict(self), "hash": self.key}
+        return runs.write_json(Path(folder).expanduser() / FILE, content)
 
     @classmethod
     def load(cls, folder: str | Path) -> CopyOdds:
         """Read what `save` wrote. SpecdecError for a missing or damaged file."""
         path = Path(folder).expanduser() / FILE
         fields = read_json(path, CopiesFile, "count it again")
-        hits = _tuples(fields["hits"])
-        odds = cls(hits, _tuples(fields["outcomes"]), fields["scale"], fields["learned_from"])
+        counts = (_tuples(fields["hits"]), _tuples(fields["outcomes"]))
+        odds = cls(*counts, fields["scale"], fields["learned_from"])
         if fields["hash"] != odds.key or fields["matched"] != list(MATCHED):
             raise SpecdecError(f"{path} is damaged or of another version; count it again.")
         return odds
@@ -257,11 +254,6 @@ def trie_of(text: Text, config: NgramConfig, odds: CopyOdds) -> Trie:
         nodes.append((token, parent, -cost))
         if depth < config.levels:
             look(len(nodes), depth, -cost, places)
-    return _trie(nodes)
-
-
-def _trie(nodes: list[tuple[int, int, float]]) -> Trie:
-    """The trie of (token, number of its parent, score)."""
     return Trie(*zip(*nodes, strict=True)) if nodes else Trie()
 
 
@@ -304,12 +296,9 @@ class HybridDrafter(Drafter):
     ):
         self.drafter = drafter
         self.copies = NgramDrafter(drafter.target, config, odds)
-        self.target = drafter.target
-        self.taps = drafter.taps
-        self.deepest = drafter.deepest
-        self.network = drafter.network
-        self.target_id = drafter.target_id
         self.copied_levels = self.copies.copied_levels
+        for name in ("target", "taps", "deepest", "network", "target_id"):
+            setattr(self, name, getattr(drafter, name))
         self.fingerprinted = {"kind": "hybrid", "copies": self.copies.fingerprinted}
 
     def refresh(self) -> None:
@@ -358,8 +347,8 @@ def outcomes(ids: Tensor, first: int, config: NgramConfig) -> Iterator[tuple[Evi
 # Row (l, c) sees the text, the root, level 0 up to its column and its column's levels up to l. The
 # n-grams a1 b1 c1, a2 b2 c2, ... go into a pool by their first token; then all moves up a level.
 # Those that begin with the root are the candidates. (Fu et al. 2024, section 3; their code credits
-# a matched n-gram one token short, this does not.) The pool is also filled from the text. It
-# depends on earlier cycles, so lookahead is measured live and cannot be recorded.
+# a matched n-gram one token short.) The text fills the pool too. It depends on earlier cycles, so
+# lookahead is measured live and cannot be recorded.
 
 # The paper's code uses 7 / 5 / 7 for 7B models on a GPU; rows cost more on a CPU.
 COLUMNS = 4  # W, of the window
@@ -369,37 +358,11 @@ STEP_PROB = 0.7  # of every token of a pooled n-gram, less for lower ranks; only
 NEWER = 0.95  # factor of an n-gram for every newer one with the same first token
 
 
-class NgramPool:
-    """first token -> its newest continuations of N - 1 tokens, the newest last."""
-
-    def __init__(self) -> None:
-        self._pool: dict[int, list[tuple[int, ...]]] = defaultdict(list)
-
-    def add(self, ngram: Sequence[int]) -> None:
-        """Store N tokens; a known n-gram becomes the newest."""
-        first, *rest = ngram
-        older = [continuation for continuation in self._pool[first] if continuation != tuple(rest)]
-        self._pool[first] = [*older, tuple(rest)][-KEPT:]
-
-    def trie(self, first: int) -> Trie:
-        """The continuations of a token as a trie; newer ones score higher."""
-        numbers: dict[tuple[int, ...], int] = {(): 0}
-        nodes = []
-        for age, rest in enumerate(reversed(self._pool[first])):
-            for length in range(1, len(rest) + 1):
-                path = rest[:length]
-                if path not in numbers:
-                    score = math.log(NEWER**age * STEP_PROB**length)
-                    nodes.append((path[-1], numbers[path[:-1]], score))
-                    numbers[path] = len(nodes)
-        return _trie(nodes)
-
-
 class LookaheadSession(DraftSession):
-    """One turn: the current window, and the pool."""
+    """One turn: the window, and the pool: first token -> its newest continuations, newest last."""
 
     def __init__(self, device: torch.device):
-        self.pool = NgramPool()
+        self.pool: dict[int, list[tuple[int, ...]]] = defaultdict(list)
         self.device = device
         # the window grows by a level per forward until there are N - 1
         self.levels: list[list[int]] = []
@@ -413,8 +376,27 @@ class LookaheadSession(DraftSession):
             guesses = [self._text[(7 * c + 3) % len(self._text)] for c in range(COLUMNS)]
             self.levels = [guesses]
         for end in range(max(start + 1, NGRAM), len(self._text) + 1):
-            self.pool.add(self._text[end - NGRAM : end])
-        return self.pool.trie(self._text[-1])
+            self.add(self._text[end - NGRAM : end])
+        return self.continuations(self._text[-1])
+
+    def add(self, ngram: Sequence[int]) -> None:
+        """Store N tokens; an n-gram that is there already becomes the newest."""
+        first, *rest = ngram
+        older = [continuation for continuation in self.pool[first] if continuation != tuple(rest)]
+        self.pool[first] = [*older, tuple(rest)][-KEPT:]
+
+    def continuations(self, first: int) -> Trie:
+        """The continuations of a token; newer ones score higher."""
+        numbers: dict[tuple[int, ...], int] = {(): 0}
+        nodes = []
+        for age, rest in enumerate(reversed(self.pool[first])):
+            for length in range(1, len(rest) + 1):
+                path = rest[:length]
+                if path not in numbers:
+                    numbers[path] = len(numbers)
+                    score = math.log(NEWER**age * STEP_PROB**length)
+                    nodes.append((path[-1], numbers[path[:-1]], score))
+        return Trie(*zip(*nodes, strict=True)) if nodes else Trie()
 
     def window(self, levels: int) -> tuple[Tensor, Tensor, Tensor] | None:
         if not self.levels or len(self.levels) - 1 + COLUMNS > levels:
@@ -431,7 +413,7 @@ class LookaheadSession(DraftSession):
         self.levels.append(logits[-COLUMNS:].argmax(-1).tolist())
         if len(self.levels) == NGRAM:
             for ngram in zip(*self.levels, strict=True):
-                self.pool.add(ngram)
+                self.add(ngram)
             self.levels.pop(0)
 
 
@@ -442,18 +424,17 @@ class LookaheadDrafter(Drafter):
     copied_levels = NGRAM - 1
     extra_rows = COLUMNS * (NGRAM - 1)
 
+    fingerprinted = {"kind": "lookahead", "columns": COLUMNS, "ngram": NGRAM, "kept": KEPT}
+    fingerprinted |= {"from_prompt": True}
+
     def __init__(self, target: Target):
         self.target = target
-        window = {"columns": COLUMNS, "ngram": NGRAM, "kept": KEPT, "from_prompt": True}
-        self.fingerprinted = {"kind": "lookahead", **window}
 
     def session(self, context_tok: int, tree_tok: int) -> LookaheadSession:
         return LookaheadSession(self.target.device)
 
 
-def load_suffix(
-    folder: Path | None, target: Target, config: NgramConfig | None = None
-) -> NgramDrafter:
+def load_suffix(folder: Path | None, target: Target, config: Any = None) -> NgramDrafter:
     """Copies with the copy odds in `folder`, if there is one."""
     return NgramDrafter(target, config, None if folder is None else CopyOdds.load(folder))
 

@@ -5,7 +5,7 @@ product itself. Here that is done once, and the arranged form is the only copy. 
 same input (queries, keys and values; gate and up) become one product.
 
 A packed layer has no parameter, and who reads its `weight` gets a plain layer again, so every
-change is seen. `state_dict` is as before. Training all weights needs pack=False.
+change is seen. `state_dict` is as before. Training, or patching a family, needs pack=False.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_hooks
 
-from specdec.models.attention import attend
+from specdec.models.kv_cache import attend
 
-# weights of a product from which packing pays. In float32 it costs a tenth of one row's time and
-# saves a sixth of a tree's, in wide products only
+# weights of a product from which packing pays: in float32 for trees and wide products only
 PACKED_FROM = {torch.float32: 1_500_000, torch.bfloat16: 4_096}
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
-ROTARY = "apply_rotary_pos_emb"
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
@@ -144,33 +142,27 @@ class PackedEmbedding(Packed, nn.Embedding):  # type: ignore[override]
 def pack(module: nn.Module) -> None:
     """Pack the linear layers of a network in place; Llama-like layers also run as fewer calls.
 
-    Only float32 and bfloat16 weights on a CPU that has the kernels; anything else stays as it is.
+    Only float32 and bfloat16 weights on a CPU that has the kernels.
     """
-    tables: dict[int, Product] = {}
+    products: dict[int, Product] = {}
     owners: list[Any] = list(module.modules())
     for owner in owners:
-        # 1. layers that read the same input, as one product
-        for names in TOGETHER:
-            layers = [getattr(owner, name, None) for name in names]
+        # 1. layers that read the same input as one product, all others alone
+        alone = [(name,) for name, _ in owner.named_children()]
+        for names in (*TOGETHER, *alone):
+            layers: list[Any] = [getattr(owner, name, None) for name in names]
             if all(can_pack(layer) for layer in layers):
-                product = pack_together(owner, names, layers)
-                if hasattr(owner, "fused"):
+                weight = layers[0].weight
+                product = products[id(weight)] = pack_together(owner, names, layers)
+                if len(names) > 1 and hasattr(owner, "fused"):
                     owner.fused = product
-        # 2. all others alone
-        for name, layer in list(owner.named_children()):
-            if can_pack(layer):
-                bias = None if layer.bias is None else layer.bias.detach()
-                rows, width = layer.weight.shape
-                product = Product(layer.weight.detach(), bias)
-                tables[id(layer.weight)] = product
-                setattr(owner, name, PackedLinear(product, 0, rows, width))
-        # 3. modules of known families with forwards of our own
+        # 2. modules of known families with forwards of our own
         replace_forward(owner)
-    # 4. the embedding that shares a head's weight
+    # 3. the embedding that shares a head's weight
     for owner in owners:
         for name, layer in list(owner.named_children()):
-            if type(layer) is nn.Embedding and id(layer.weight) in tables:
-                product = tables[id(layer.weight)]
+            if type(layer) is nn.Embedding and id(layer.weight) in products:
+                product = products[id(layer.weight)]
                 product.table = layer.weight.detach()
                 setattr(owner, name, PackedEmbedding(product))
 
@@ -189,10 +181,12 @@ def can_pack(layer: Any) -> bool:
 
 def pack_together(owner: nn.Module, names: tuple[str, ...], layers: list[Any]) -> Product:
     """One product for layers with the same input; each becomes a view of its rows."""
+    weights = [layer.weight.detach() for layer in layers]
     bias = None
     if layers[0].bias is not None:
         bias = torch.cat([layer.bias.detach() for layer in layers])
-    product = Product(torch.cat([layer.weight.detach() for layer in layers]), bias)
+    # a small weight that is the embedding's too stays the same memory
+    product = Product(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
     begin = 0
     for name, layer in zip(names, layers, strict=True):
         rows, width = layer.weight.shape
@@ -202,52 +196,14 @@ def pack_together(owner: nn.Module, names: tuple[str, ...], layers: list[Any]) -
 
 
 def replace_forward(module: Any) -> None:
-    """Give a module of a known family a subclass of its own class with our forward."""
+    """Give a module of a known family our forward, unless it has one of its own already."""
+    family = type(module).__name__
     projections = [child for name, child in module.named_children() if name.endswith("_proj")]
-    kind: Any = type(module)
-    is_new = kind.__reduce__ is not reduced
-    if is_new and all(type(projection) is PackedLinear for projection in projections):
-        module.__class__ = packed_class(kind)
-
-
-@functools.cache
-def packed_class(base: Any) -> Any:
-    """A subclass of the same name, so that hooks by class find it; `base` if its family is unknown.
-
-    >>> packed_class(transformers.models.llama.modeling_llama.LlamaMLP).__name__
-    'LlamaMLP'
-    """
-    forwards: dict[str, Any] = {"Attention": attention, "MLP": gated_mlp, "RMSNorm": rms_norm}
-    for part, forward in forwards.items():
-        if base.__name__ in [family + part for family in FAMILIES]:
-            kind: Any = type(base.__name__, (base,), {"__reduce__": reduced})
-            kind.forward = unless_patched(base, forward)
-            return kind
-    return base
-
-
-def unless_patched(base: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Our forward, or the family's once that or its rotary embedding was patched."""
-    file = sys.modules[base.__module__]
-    patchable = (base.forward, getattr(file, ROTARY, None))
-
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        is_patched = (base.forward, getattr(file, ROTARY, None)) != patchable
-        if is_patched or (forward is attention and self.config._attn_implementation != "sdpa"):
-            return base.forward(self, *args, **kwargs)
-        return forward(self, *args, **kwargs)
-
-    return run
-
-
-def reduced(self: nn.Module) -> tuple[Any, ...]:
-    """How a pickle finds the class again, which no module holds by name."""
-    return renewed, (type(self).__mro__[1],), self.__dict__
-
-
-def renewed(base: Any) -> Any:
-    kind = packed_class(base)
-    return kind.__new__(kind)
+    if "forward" in vars(module) or not all(type(layer) is PackedLinear for layer in projections):
+        return
+    for part, forward in FORWARDS.items():
+        if family in [name + part for name in FAMILIES]:
+            module.forward = functools.partial(forward, module)
 
 
 def rms_norm(self: Any, x: Tensor) -> Tensor:
@@ -305,6 +261,11 @@ def attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Projections as one product, rotary embedding of queries and keys at once, attention."""
+    if self.config._attn_implementation != "sdpa":
+        # another was set after loading
+        places = (hidden_states, position_embeddings, attention_mask, cache)
+        outputs: tuple[Tensor, None] = type(self).forward(self, *places, **kwargs)
+        return outputs
     cache = kwargs.get("past_key_values", cache)
     # 1. queries, keys and values [B, T, heads, D]
     width = self.head_dim
@@ -332,3 +293,6 @@ def attention(
     causal = attention_mask is None and query.shape[2] > 1
     attended = attend(query, key, value, attention_mask, causal, self.scaling)
     return self.o_proj(attended.transpose(1, 2).flatten(2)), None
+
+
+FORWARDS: dict[str, Any] = {"Attention": attention, "MLP": gated_mlp, "RMSNorm": rms_norm}

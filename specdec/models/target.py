@@ -9,6 +9,8 @@ A model that cannot run trees is refused on first use, by a probe.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import sys
 import threading
 import weakref
@@ -18,16 +20,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
 
 from specdec.core.protocols import TargetForward, TargetModel
 from specdec.core.tree import additive, causal, counting
 from specdec.core.tree_config import check_memory
 from specdec.errors import SpecdecError, door, first_line
-from specdec.models import families
-from specdec.models.attention import aligned
-from specdec.models.families import cache_keyword, decoder_of, model_in, position_limit, setting
-from specdec.models.kv_cache import JoinedCache, TreeCache
+from specdec.models.kv_cache import JoinedCache, TreeCache, aligned
 
 INSTEAD = "decode with the model's own generate() or choose another model family"
 FULL = "full_attention"
@@ -182,7 +182,7 @@ class Target(TargetModel):
 
         if tap == self.num_layers:
             return decoder_of(self.model).register_forward_hook(after_decoder)
-        layer = families.decoder_layers(self.model, self.num_layers)[tap]
+        layer = decoder_layers(self.model, self.num_layers)[tap]
         return layer.register_forward_pre_hook(before_layer, with_kwargs=True)
 
     def forward(
@@ -306,8 +306,7 @@ class Target(TargetModel):
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Training mode off inside; afterwards every module gets its own flag back."""
     awake = [module for module in model.modules() if module.training]
-    for module in awake:
-        module.training = False
+    model.eval()
     try:
         yield
     finally:
@@ -327,7 +326,7 @@ def check_family(model: Any) -> None:
         reason = f"has layers of kind {', '.join(sorted(unknown))}, which cannot branch into a tree"
     elif setting(model, "_is_stateful"):
         reason = "keeps recurrent state, which cannot branch into a tree"
-    elif setting(config, "window_size") or (window is None and families.cache_has_window(config)):
+    elif setting(config, "window_size") or (window is None and cache_has_window(config)):
         reason = "has a sliding window of its own kind, which no mask expresses"
     if reason:
         raise SpecdecError(f"{type(model).__name__} {reason}; {INSTEAD}.")
@@ -379,3 +378,73 @@ def probe(target: Target) -> None:
         allowed = max(0.02 * spread, blurred / 4)
     if not distance <= allowed:
         raise SpecdecError(f"{name}'s attention does not obey a tree mask; {INSTEAD}.")
+
+
+# Differences between model families. Transformers' configs and models have no common base class: a
+# field may be missing in a family, or be None. So they are read only here and through `setting`.
+
+
+def model_in(model: nn.Module) -> nn.Module:
+    """The transformers model inside a wrapper (compiled, with adapters), or the model itself."""
+    for module in model.modules():
+        if isinstance(module, transformers.PreTrainedModel):
+            model = module
+            break
+    if not hasattr(setting(model, "config"), "get_text_config"):
+        raise SpecdecError(f"{type(model).__name__} is no transformers causal LM and holds none.")
+    return model
+
+
+def setting(owner: Any, name: str, default: Any = None) -> Any:
+    """A field of a transformers config, module or tokenizer; the default if missing or None.
+
+    If layers differ in it, so that a config refuses to give one value, the largest.
+    """
+    try:
+        value = getattr(owner, name, None)
+    except RuntimeError:
+        value = max((getattr(layer, name) for layer in owner.per_layer_config), default=None)
+    return default if value is None else value
+
+
+@functools.cache
+def cache_keyword(module: Any) -> str:
+    """The name of a module's cache argument: "cache" from transformers 5.24 on."""
+    names = inspect.signature(module.forward).parameters
+    return "cache" if "cache" in names else "past_key_values"
+
+
+def decoder_of(model: Any) -> Any:
+    """The text decoder inside a causal LM (with a vision tower it has several stacks of layers)."""
+    return model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
+
+
+def decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
+    """The list of decoder layers, found by its length."""
+    for module in decoder_of(model).modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return module
+    raise SpecdecError(f"{type(model).__name__} has no list of {num_layers} decoder layers.")
+
+
+def cache_has_window(config: Any) -> bool:
+    """Whether transformers' own cache for this model drops distant tokens in any layer."""
+    layers = transformers.DynamicCache(config=config).layers
+    return any(setting(layer, "is_sliding") for layer in layers)
+
+
+def position_limit(config: Any) -> int | None:
+    """Largest number of positions the model may see without changing behaviour, or None."""
+    limit: int = setting(config, "max_position_embeddings", -1)
+    rope = setting(config, "rope_parameters", {})
+    if rope.get("rope_type") == "longrope":
+        # beyond it the frequencies change, and committed keys no longer fit
+        limit = rope.get("original_max_position_embeddings") or limit
+    # a negative number means no limit in some families
+    return None if limit < 0 else limit
+
+
+def end_tokens(model: nn.Module) -> frozenset[int]:
+    """The ids that end a text: `generation_config.eos_token_id`, one id, several or none."""
+    ids = setting(setting(model, "generation_config"), "eos_token_id", [])
+    return frozenset(ids if isinstance(ids, list | tuple) else [ids])

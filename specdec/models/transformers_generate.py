@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static, checked_policy
 from specdec.core.verification import Picker, text_seed
 from specdec.errors import SpecdecError, check_integer
-from specdec.models.families import setting
 
 # the model's arguments that cannot change a text
 HARMLESS = "attention_mask position_ids cache_position use_cache logits_to_keep return_dict".split()
@@ -41,11 +39,10 @@ def generate(
 ) -> Tensor:
     """For `model.generate(ids, custom_generate=specdec.generate, drafter=..., policy=...)`.
 
-    Uses transformers' prepared processors, stopping criteria and GenerationConfig. drafter: from
-    `specdec.load_drafter(path, model)`. seed: by default from torch's generator. Sampled text
-    equals `specdec.autoregress` with that seed: it has the distribution of plain `generate`.
-    Transformers keeps stop strings and streamers from custom functions: give
-    `stopping_criteria=[StopStringCriteria(tokenizer, ["stop"])]`, and use `specdec.stream`.
+    Uses transformers' processors, stopping criteria and GenerationConfig. drafter: from
+    `specdec.load_drafter(path, model)`. seed: by default from torch's generator; sampled text
+    equals `specdec.autoregress` with that seed. Stop strings do not reach custom functions: give
+    `stopping_criteria=[StopStringCriteria(tokenizer, ["stop"])]`; for a stream `specdec.stream`.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny")
@@ -56,7 +53,7 @@ def generate(
     True
     """
     # 1. what the cycle can follow
-    if setting(setting(drafter, "target"), "model") is not model:
+    if getattr(getattr(drafter, "target", None), "model", None) is not model:
         raise SpecdecError("generate needs drafter=specdec.load_drafter(path, this very model).")
     _refuse(generation_config, model_kwargs)
     ids = _one_row(input_ids, model_kwargs.get("attention_mask"))
@@ -68,36 +65,26 @@ def generate(
     sampled = generation_config.do_sample
     if seed is None:
         seed = int(torch.randint(1 << 62, ())) if sampled else 0
-    key = text_seed(check_integer("seed", seed), pair.ids_of(ids))
-    picker = Picker(logits_processor, sampled, key)
-    stop_tokens, stop_early = _stops(stopping_criteria)
+    picker = Picker(logits_processor, sampled, check_integer("seed", seed))
+    stop_tokens: list[int] = []
+    further = StoppingCriteriaList()
+    for criterion in stopping_criteria or ():
+        # the engine handles an end of text and a length by itself
+        if type(criterion) is EosTokenCriteria:
+            stop_tokens += criterion.eos_token_id.tolist()
+        elif type(criterion) is not MaxLengthCriteria:
+            further.append(criterion)
     policy = Static.of(pair.usual_tree) if policy is None else checked_policy(policy)
-    engine = LiveEngine(
-        pair, ids, max_new_tokens, policy.limits, picker, stop_tokens, stop_early=stop_early
-    )
+    engine = LiveEngine(pair, ids, max_new_tokens, policy.limits, picker, tuple(stop_tokens))
+    if further:
+        # the cycle keeps no scores: a criterion that reads them fails
+        engine.stop_early = lambda so_far: bool(further(so_far[None], None).all())
 
     # 3. the text
     with engine.inference():
         for _ in turn(engine, policy):
             pass
     return torch.cat((input_ids, input_ids.new_tensor([engine.tokens])), dim=1)
-
-
-def _stops(criteria: Any) -> tuple[tuple[int, ...], Callable[[Tensor], bool] | None]:
-    """Stop tokens, and a function for the criteria that the engine does not handle itself."""
-    tokens: list[int] = []
-    further = StoppingCriteriaList()
-    for criterion in criteria or ():
-        if type(criterion) is EosTokenCriteria:
-            tokens += criterion.eos_token_id.tolist()
-        elif type(criterion) is not MaxLengthCriteria:
-            further.append(criterion)
-
-    def stop_early(so_far: Tensor) -> bool:
-        # the cycle keeps no scores: a criterion that reads them fails
-        return bool(further(so_far[None], None).all())
-
-    return tuple(tokens), stop_early if further else None
 
 
 def _refuse(generation_config: Any, model_kwargs: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from specdec.core.protocols import Drafter, DraftSession
 from specdec.core.tree import DraftTree
 from specdec.core.verification import Picker
-from specdec.models.families import cache_keyword
+from specdec.models.target import cache_keyword
 
 VOCAB = 101
 WINDOW = {"sliding_window": 6}  # far smaller than any context below

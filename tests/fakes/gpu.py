@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 
-from specdec.models import attention
+from specdec.models import kv_cache
 
 BYTES = 16
 plain_attention = F.scaled_dot_product_attention
@@ -32,4 +32,4 @@ def particular_attention(query, key, value, attn_mask=None, *args, **kwargs):
 def stand_in(monkeypatch):
     """Attention as on a GPU, for our own layers and those of transformers."""
     monkeypatch.setattr(F, "scaled_dot_product_attention", particular_attention)
-    monkeypatch.setattr(attention, "STACKING", ())
+    monkeypatch.setattr(kv_cache, "STACKING", ())

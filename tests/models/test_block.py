@@ -142,7 +142,7 @@ def test_files_are_read_again(name, target, tmp_path):
 
 def test_bad_files_are_refused(target, tmp_path):
     raw = json.loads((save_drafter(random_network(OWN), tmp_path) / "config.json").read_text())
-    for words, change in {"no ptd_token_id": {"ptd_token_id": None}}.items():
+    for words, change in {"ptd_token_id": {"ptd_token_id": None}}.items():
         (tmp_path / "config.json").write_text(json.dumps(raw | change))
         assert words in refusal(load_drafter, str(tmp_path), target)
     save_drafter(random_network(replace(OWN, block=0)), tmp_path)

@@ -151,8 +151,11 @@ BAD_WEIGHTS = [
     ("not an EAGLE drafter", {"fc.weight": None}),
 ]
 BAD_SETTINGS = [
-    ("no draft_vocab_size", {"draft_vocab_size": None}),
+    ("draft_vocab_size", {"draft_vocab_size": None}),
     ("hidden_size", {"hidden_size": "32"}),
+    ("hidden_size", {"hidden_size": 0}),
+    ("vocab_size", {"vocab_size": True}),
+    ("rope_scaling", {"rope_scaling": [2]}),
     ("'gelu'", {"hidden_act": "gelu"}),
     ("norm_output", {"norm_output": True}),
     ("'yarn'", {"rope_scaling": {"rope_type": "yarn"}}),

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.errors import SpecdecError
-from specdec.models.families import cache_keyword
 from specdec.models.kv_cache import TreeCache
+from specdec.models.target import cache_keyword
 
 
 def block(rows, layer=0):
@@ -72,7 +72,7 @@ def test_rows_are_written_in_place_and_an_overflow_is_refused_before_that():
     cache = filled(range(10))
     cache.require(2)
     pytest.raises(SpecdecError, cache.require, 3).match("room for 12 tokens, 13 are needed")
-    cache.crop(-2)
+    cache.truncate(8)
     cache.keep(3, [3, 4, 7])
     assert names(cache) == [0, 1, 2, 3, 4, 7]
     copied = TreeCache(2, 8)

@@ -190,8 +190,9 @@ def test_a_pair_is_loaded_again_from_its_source(places):
     ours = pair.drafter.network.state_dict()
     for name, value in again.drafter.network.state_dict().items():
         assert torch.equal(value, ours[name])
-    described = {**load.source_of(pair)["described"], "weights": "others"}
-    assert "other weights" in refusal(load.load_again, pair.source, described)
+    source = load.source_of(pair)
+    source["described"]["weights"] = "others"
+    assert "other weights" in refusal(load.load_again, **source)
     assert "in memory" in refusal(load.source_of, load_pair(target=pair.target.model))
 
 

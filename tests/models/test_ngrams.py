@@ -99,7 +99,7 @@ class SlowLookahead:
     def __init__(self, pair, ids: list[int]):
         self.pair = pair
         self.ids = ids
-        self.pool = ngrams.NgramPool()
+        self.pool = ngrams.LookaheadSession(torch.device("cpu"))
         self.read = 0
         self.levels = [[ids[(7 * c + 3) % len(ids)] for c in range(COLUMNS)]]
 
@@ -111,7 +111,9 @@ class SlowLookahead:
         for end in range(max(self.read, NGRAM - 1), len(self.ids)):
             self.pool.add(self.ids[end - NGRAM + 1 : end + 1])
         self.read = len(self.ids)
-        ranked = sorted(paths_of(self.pool.trie(self.ids[-1])).items(), key=lambda item: -item[1])
+        ranked = sorted(
+            paths_of(self.pool.continuations(self.ids[-1])).items(), key=lambda item: -item[1]
+        )
         paths = {path for path, _ in ranked[:verify_nodes]}
         new = []
         for c in range(COLUMNS):

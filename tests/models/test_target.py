@@ -15,8 +15,7 @@ from specdec.core.policy import RandomPolicy, Static
 from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError
-from specdec.models.families import decoder_layers, position_limit
-from specdec.models.target import Target
+from specdec.models.target import Target, decoder_layers, position_limit
 
 F32, BF16 = torch.float32, torch.bfloat16
 # Error of a node: root mean square over the vocabulary, in standard deviations of the logits.
