@@ -72,7 +72,7 @@ def test_noise_depends_on_seed_and_position_alone():
     [
         (dict(temperature=-0.1), "temperature must be a finite number"),
         (dict(temperature=1e-40), "temperature must be 0 or at least 1e-12"),
-        (dict(temperature=1.0, top_k=-1), "top_k must be an integer"),
+        (dict(temperature=1.0, top_k=-1), "top_k must be an integer of at least 0"),
         (dict(temperature=1.0, top_p=1.1), "top_p must be a finite number between 0 and 1"),
         (dict(temperature=1.0, min_p=-0.5), "min_p must be a finite number between 0 and 1"),
         (dict(temperature=1.0, seed=1 << 63), "seed must fit into 64 bits"),
