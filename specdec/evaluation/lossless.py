@@ -104,7 +104,7 @@ def default_policies(seed: int = 0) -> dict[str, Policy]:
 def audit(
     pair: Pair,
     prompts,
-    policies: dict | None = None,
+    policies: dict | list | None = None,
     max_new_tokens=32,
     temperatures=(0.0, 1.0),
     seed=0,
@@ -113,8 +113,8 @@ def audit(
 ) -> Audit:
     """Decode every prompt under every policy at every temperature and compare with plain decoding.
 
-    prompts: a list of what `decode` takes; prompt i is sampled with seed + i. policies: by name,
-    default `default_policies()`. sampling: top_k, top_p, min_p, repetition_penalty.
+    prompts: a list of what `decode` takes; prompt i is sampled with seed + i. policies: by name or
+    a list, default `default_policies()`. sampling: top_k, top_p, min_p, repetition_penalty.
 
     In float32 every token must agree. In low precision a tree's forward rounds differently, so a
     text may diverge at a near-tie (`_NearTies`).
@@ -126,6 +126,8 @@ def audit(
     >>> checked.passed, len(checked.rows)
     (True, 2)
     """
+    if isinstance(policies, list):
+        policies = {f"{n} {type(policy).__name__}": policy for n, policy in enumerate(policies)}
     policies = named_methods(policies or default_policies(seed))
     prompts = ids_of_all(pair, list(prompts), max_new_tokens)
     assert pair.drafter is not None and prompts, "an audit needs a drafter and prompts"
