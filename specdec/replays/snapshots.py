@@ -72,9 +72,8 @@ class Snapshot:
     verified: tuple[bool, ...]
     # nodes of the accepted path, the root first
     accepted: tuple[int, ...]
-    # the target's own next token, and the likeliest node rejected for it
+    # the target's own next token
     bonus: str | None
-    refused: str | None
     asked: tuple[Asked, ...]
     # milliseconds by PARTS
     times: dict[str, float]
@@ -411,14 +410,12 @@ def _snapshot(
     verified = np.zeros(len(tokens), dtype=bool)
     verified[0] = True
     verified[np.argsort(-score[1:], kind="stable")[: cycle.verify_nodes] + 1] = True
-    # 2. the accepted path, from the root down, and the likeliest node rejected after it
+    # 2. the accepted path, from the root down
     accepted = [0]
     for token in path:
         fits = (parent == accepted[-1]) & verified & (ids == token)
         assert fits.sum() == 1, "an accepted token must be a verified node, once"
         accepted.append(int(fits.argmax()))
-    rivals = np.flatnonzero((parent == accepted[-1]) & verified)
-    refused = tokens[rivals[score[rivals].argmax()]] if len(rivals) else None
     rest_ms = cycle.commit_ms + cycle.host_ms
     spent_ms = (cycle.draft_ms, cycle.policy_ms, cycle.verify_ms, rest_ms)
     return Snapshot(
@@ -430,7 +427,6 @@ def _snapshot(
         verified=tuple(verified.tolist()),
         accepted=tuple(accepted),
         bonus=bonus,
-        refused=refused,
         asked=tuple(watched.asked),
         times=dict(zip(PARTS, spent_ms, strict=True)),
         kept_tok=cycle.kept_tok,

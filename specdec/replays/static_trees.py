@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from tqdm.auto import tqdm
 
 from specdec.core.records import SUMS, TURN, with_rates
 from specdec.core.tree_config import TreeConfig, plain_beam, pool_size
@@ -61,7 +60,7 @@ def static_grid(
     tables = CostTables.of(trace, costs, shapes)
     # 1. all sizes of a depth and width walk at once
     parts: list[pd.DataFrame] = []
-    for shape in tqdm(shapes, desc="static trees", delay=2, leave=False):
+    for shape in shapes:
         for depth in [depth for depth in depths if depth <= trace.depth_of(*shape)]:
             part = _sums(tables, shape, depth, totals, by)
             # plain steps once

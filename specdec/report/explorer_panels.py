@@ -12,7 +12,7 @@ import itertools
 import math
 import textwrap
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
@@ -48,12 +48,11 @@ UNITS = {"probability": "probability", "value": "predicted value, tokens"}
 
 # (fill, border, ink) of a token by what became of it
 TEXT_LOOKS = {
-    "written": (WRITTEN, None, INK),
-    "root": (INK, None, PAPER),
-    "accepted": (ACCEPTED, None, PAPER),
-    "refused": (PAPER, FAINT, FAINT),
+    "written": (WRITTEN, "none", INK),
+    "root": (INK, "none", PAPER),
+    "accepted": (ACCEPTED, "none", PAPER),
     "bonus": (BONUS, INK, INK),
-    "ahead": (None, None, FAINT),
+    "ahead": (PAPER, "none", FAINT),
 }
 # (fill, border, ink, width of the border) of a box of the tree
 NODE_LOOKS = {
@@ -147,14 +146,15 @@ def readable(token: str) -> str:
 
 
 def text_panel(lane: Lane, number: int) -> Panel:
-    """The text: accepted in this cycle (dark), rejected (framed), bonus (orange), the rest.
-
-    Earlier tokens are pale, later ones grey.
-    """
+    """The text: earlier tokens (pale), accepted in this cycle (dark), bonus (orange), the rest."""
+    drawn = lane.cycles[number]
+    new = ["accepted"] * drawn.accepted_tok + ["bonus"]
+    kinds = ["written"] * drawn.position + ["root", *new[: drawn.kept_tok]]
+    kinds += ["ahead"] * (len(lane.tokens) - len(kinds))
     panel = Panel(WIDTH)
     x = 4.0
     y = 16.0
-    for token, kind in _outcomes(lane, number):
+    for token, kind in zip(lane.tokens, kinds, strict=True):
         words = printable(token.replace("\n", "⏎").replace("\t", "⇥"))
         reach = wide(words, 12) + 4
         # in the next line if it does not fit
@@ -162,8 +162,7 @@ def text_panel(lane: Lane, number: int) -> Panel:
             x = 4.0
             y += 20
         fill, border, ink = TEXT_LOOKS[kind]
-        if fill or border:
-            panel.rect(x, y - 14, reach - 1, 18, fill or PAPER, border or "none", kind=kind)
+        panel.rect(x, y - 14, reach - 1, 18, fill, border, kind=kind)
         panel.text(x + 2, y, words, 12, ink, bold=kind == "accepted", kind=kind, on=kind)
         x += reach
         if "\n" in token:
@@ -171,18 +170,6 @@ def text_panel(lane: Lane, number: int) -> Panel:
             y += 20
     panel.height = y + 8
     return panel
-
-
-def _outcomes(lane: Lane, number: int) -> Iterator[tuple[str, str]]:
-    """(text, outcome) of each token, with the rejected one before the bonus."""
-    drawn = lane.cycles[number]
-    new = ["accepted"] * drawn.accepted_tok + ["bonus"]
-    kinds = ["written"] * drawn.position + ["root", *new[: drawn.kept_tok]]
-    kinds += ["ahead"] * (len(lane.tokens) - len(kinds))
-    for token, kind in zip(lane.tokens, kinds, strict=True):
-        if kind == "bonus" and drawn.refused is not None:
-            yield drawn.refused, "refused"
-        yield token, kind
 
 
 # 2. the tree

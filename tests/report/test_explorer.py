@@ -81,7 +81,7 @@ def test_page_and_picture_draw_the_same_shapes(recording):
 @pytest.mark.parametrize("words", ["<b>&\"'", "\x07\n\t", "日本語", "a" * 40, "$x_1$"])
 def test_any_token_can_be_drawn(recording, words):
     snapshot = snapshots.what_if(recording, 0, 0, TreeConfig(6, 2, 4))
-    changes = dict(token=(words,) * len(snapshot.token), bonus=words, refused=words)
+    changes = dict(token=(words,) * len(snapshot.token), bonus=words)
     snapshot = snapshots.dataclasses.replace(snapshot, **changes)
     lane = snapshots.Lane("it", [words] * 12, [snapshot])
     drawn = panels.cycle_panels(lane, 0, words)
@@ -115,14 +115,14 @@ def test_stepping_and_another_tree_in_a_cycle(explorer):
 
 
 @pytest.mark.parametrize("policy", ["LTD", "clairvoyant"])
-def test_the_text_holds_every_token_once_and_the_rejected_one_before_the_bonus(explorer, policy):
+def test_the_text_holds_every_token_once(explorer, policy):
     explorer.turn, explorer.policy, explorer.cycle = 2, policy, 9
     cycle = explorer.lane.cycles[8]
     text = ET.fromstring(explorer.page["text"])
     kinds = [element.get("data-kind") for element in text if element.tag.endswith("text")]
-    assert len(kinds) - kinds.count("refused") == len(explorer.lane.tokens)
+    assert len(kinds) == len(explorer.lane.tokens)
     expected = ["written"] * cycle.position + ["root"] + ["accepted"] * cycle.accepted_tok
-    expected += ["refused"] * (cycle.refused is not None) + ["bonus"]
+    expected.append("bonus")
     assert kinds[: len(expected)] == expected
     assert set(kinds[len(expected) :]) == {"ahead"}
     explorer.turn = 0
