@@ -121,11 +121,9 @@ def _group(
 def full_batch(
     pair: Pair, prompts: list[list[int]], policy: Policy | None, max_new_tokens: int, **settings
 ) -> dict:
-    """new_tok, total_ms, cycles, context_tok and verify_nodes of the cycles that all `prompts`
-    (token ids) take together.
+    """Sums and means of the cycles that all `prompts` (token ids) take together.
 
-    policy: None decodes plainly; each text has a copy of its own. The batch ends with its first
-    text.
+    policy: None decodes plainly; each text has a copy of its own. The first text ends the batch.
     """
     settings["max_new_tokens"] = max_new_tokens
     plain = policy is None
@@ -170,11 +168,7 @@ def full_batch(
 
 
 def _marked(turn: Generator, marks: list[tuple[float, int]], plain: bool) -> Generator:
-    """The turn, with (seconds, new tokens) left in `marks` after the prompt and after every cycle.
-
-    A plain turn says nothing after its steps: it has another token when it asks for the next
-    forward.
-    """
+    """The turn, with (seconds, new tokens) left in `marks` after the prompt and every cycle."""
     result = None
     prompt_is_read = False
     while True:
