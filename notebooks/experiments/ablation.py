@@ -1,9 +1,6 @@
 """What a single choice is worth: a system trained again with one field of its config changed.
 
-    effect of a choice = speed of changed(OURS, {field: value}) / speed of OURS
-
-Papers and their codes disagree in many small things; notebooks 40 to 42 list those that can be
-changed alone, and the variants that the papers' own tables compare.
+effect of a choice = speed of changed(OURS, {field: value}) / speed of OURS
 """
 
 from __future__ import annotations
@@ -36,11 +33,7 @@ CONFIGS = {"resps": resps.CONFIGS, "ltd": ltd.CONFIGS, "radar": radar.CONFIGS}
 
 @dataclass
 class Choice:
-    """Fields of a config to change: the first is what the choice is about.
-
-    The others have to change with it. decoding: only as the trained policy decodes, so that nothing
-    is learnt again.
-    """
+    """Fields of a config to change, the first in question. decoding: nothing is learnt."""
 
     changes: dict
     decoding: bool = False
@@ -101,11 +94,9 @@ def folder_name(name: str) -> str:
 def ablate(
     system: str, trace, costs, out_dir: Path, choices: Sequence[Choice], base, seeds: Sequence[int]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Train and replay `base` and every choice of a system. Returns two tables, (effects, turns).
+    """Train and replay `base` and every choice of a system: `effects` and turns.
 
-    turns: one row per test turn, choice ("ours" for none) and seed. For the other see `effects`.
-    base: a config made from the system's OURS with `changed`. All pay the same for an answer: what
-    one of `base` costs on this machine.
+    turns: one row per test turn, choice ("ours" for none) and seed.
     """
     # what an answer costs is measured once, so that no change gains by chance
     test = trace.select(part="test")
@@ -143,11 +134,7 @@ def redecoded(policy: Policy, changes: dict) -> Policy:
 
 
 def effects(system: str, turns: pd.DataFrame, choices: Sequence[Choice]) -> pd.DataFrame:
-    """The table of `stated` with seeds, over_ours, low and high.
-
-    over_ours: speed over that of `ours`, mean over seeds; below 1 the change is slower. low, high:
-    its paired interval over prompts.
-    """
+    """The table of `stated` with seeds, over_ours (speed, mean over seeds), low, high."""
 
     def mean_gain(means: np.ndarray) -> np.ndarray:
         ours, changed_ms = np.split(means, 2, axis=-1)
@@ -168,12 +155,10 @@ def effects(system: str, turns: pd.DataFrame, choices: Sequence[Choice]) -> pd.D
 def beside_paper_tree(
     trace, costs, policies: dict[str, list], encoder=None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Variants of Re-SpS replayed beside the tree that its paper compares with: (table, turns).
+    """Variants of Re-SpS replayed beside its paper's default tree: (table, turns).
 
-    policies: name -> one per seed. table: by name, over_eagle3 (plain mean over suites of the speed
-    over that tree) and unique_actions (trees drafted at least once), means over seeds. turns: one
-    row per test turn, method and seed. encoder: an answer of a policy that sees embeddings of the
-    text is charged one made now.
+    policies: name -> one per seed. table: over_eagle3 (plain mean over suites) and unique_actions,
+    means over seeds. turns: one row per test turn, method and seed.
     """
     test = trace.select(part="test")
     charged = {}

@@ -1,7 +1,4 @@
-"""Drafters beside each other on one target: loaded by kind, and judged by replay.
-
-A kind that a pair has no weights of is left out, with the sentence that says so.
-"""
+"""Drafters beside each other on one target: loaded by kind, and judged by replay."""
 
 from __future__ import annotations
 
@@ -24,11 +21,7 @@ ALL = tuple(kind for kind in KINDS if kind != "lm")
 
 
 def drafters_of(pair: Pair, kinds: Sequence[str]) -> tuple[dict[str, Drafter], dict[str, str]]:
-    """The drafters of a preset's target by kind; and for each kind that is not available the
-    sentence that says why.
-
-    kinds: names in `pairs.KINDS`, or "kind:folder". SpecdecError for a name that is no kind.
-    """
+    """Drafters of a preset's target by kind or "kind:folder", and why others are not available."""
     drafters = {}
     absent = {}
     for kind in kinds:
@@ -45,11 +38,7 @@ def drafters_of(pair: Pair, kinds: Sequence[str]) -> tuple[dict[str, Drafter], d
 def replayed(
     pair: Pair, methods: dict[str, DraftedBy], prompts, costs, **settings
 ) -> tuple[pd.DataFrame, dict[str, str]]:
-    """Every method replayed on a recording of its own drafter: rows of `Replayed.table` with the
-    method; and why some are not.
-
-    settings: of `record`.
-    """
+    """Every method replayed on a recording (`record`) of its own drafter, and why some are not."""
     parts = []
     absent = {}
     traces = {}

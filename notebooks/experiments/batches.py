@@ -1,13 +1,8 @@
-"""Batches: the same texts decoded so many at once by several methods, and what all of them write
-per second.
+"""Batches: what several methods write per second when they decode the same texts at once.
 
-    prompts ──▶ cycle ──▶ cycle ──▶ ... ──▶ the first text ends
-                     └──── counted ────┘     every text takes every cycle, so that the batch is
-                     always full
-
-Methods take turns on the same texts in a random order, and sizes are mixed. The first cycle is left
-out: the drafter reads the prompt in it. Rows land in atomic shards, as those of `bench` do.
-`CostModel.batched` predicts what is measured here.
+Every text takes every counted cycle, so that the batch is always full: it ends with its first text,
+and the first cycle, in which the drafter reads the prompt, is left out. Methods take turns in a
+random order. `CostModel.batched` predicts what is measured here.
 """
 
 from __future__ import annotations
@@ -53,14 +48,9 @@ def measure_batches(
 ) -> runs.Run:
     """Decode groups of texts of every size with every method; the Run holds batches.parquet.
 
-    methods: size -> {name: policy or text} as `bench.evaluate` takes them, but for other drafters.
-    items: of `gather`; of conversations the first turn. A group of more texts than there are items
-    holds some twice. rounds: groups of every size. max_new_tokens: of a text, which nothing else
-    cuts off. seed: of the texts and the orders.
-
-    One row is a group decoded by a method: texts, round, method, new_tok and total_ms of the
-    counted cycles, cycles (of one text), context_tok and verify_nodes (means). The same call
-    continues what was stopped.
+    methods: size -> {name: policy or text}. items: of `gather`, first turns alone. rounds: groups
+    of every size. One row is a group decoded by a method: texts, round, method, and sums or means
+    of the counted cycles. The same call continues what was stopped.
     """
     # 1. what is measured
     check_countable(pair, cpu_time)
@@ -121,11 +111,9 @@ def _group(
 def full_batch(
     pair: Pair, prompts: list[list[int]], policy: Policy | None, max_new_tokens: int, **settings
 ) -> dict:
-    """new_tok, total_ms, cycles, context_tok and verify_nodes of the cycles that all `prompts`
-    (token ids) take together.
+    """Sums and means of the cycles that all `prompts` (token ids) take together.
 
-    policy: None decodes plainly; each text has a copy of its own. The batch ends with its first
-    text.
+    policy: None decodes plainly; each text has a copy of its own. The first text ends the batch.
     """
     settings["max_new_tokens"] = max_new_tokens
     plain = policy is None
@@ -170,11 +158,7 @@ def full_batch(
 
 
 def _marked(turn: Generator, marks: list[tuple[float, int]], plain: bool) -> Generator:
-    """The turn, with (seconds, new tokens) left in `marks` after the prompt and after every cycle.
-
-    A plain turn says nothing after its steps: it has another token when it asks for the next
-    forward.
-    """
+    """The turn, with (seconds, new tokens) left in `marks` after the prompt and every cycle."""
     result = None
     prompt_is_read = False
     while True:

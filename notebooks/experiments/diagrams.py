@@ -1,7 +1,6 @@
 """The papers' diagrams in our own composition: Re-SpS 1 and 2, LTD 1, RADAR 1, PPOW 1 and 2.
 
-Drawn in inches of the printed page: x and y of everything are what a ruler would show. The trees
-and bars are examples.
+x and y are inches of the printed page. The trees and bars are examples.
 """
 
 from __future__ import annotations
@@ -64,8 +63,7 @@ class Sheet:
     def tree(self, x, y, width, height, levels, *, taken=(), size=18, role=DRAFTER) -> None:
         """A tree that grows downward from (x + width / 2, y + height).
 
-        levels[n] lists the parent of each node of level n + 1. taken: its accepted path, an index
-        per level.
+        levels: parents of each level's nodes. taken: the accepted path, an index per level.
         """
         accepted = self.colours[TARGET]
         node = dict(edgecolor="0.25", linewidth=0.6, zorder=2)

@@ -1,8 +1,6 @@
-"""Several ways to train a drafter on equal terms: the same start, text and steps; then what each is
-worth.
+"""Several ways to train a drafter on equal terms, and what each is worth.
 
-Every training is a run of its own below one folder, every decoding one of the bench: what is
-finished is not done again.
+What is finished is not done again.
 """
 
 from __future__ import annotations
@@ -52,8 +50,7 @@ def train_all(
 ) -> Trained:
     """Train every objective with every seed from the drafter in `start_from`, called START.
 
-    settings: of all, or those of each name. Objectives that draw get the seed, too; text and order
-    follow from it. jobs: trainings at once; 1 trains in this process.
+    settings: of all, or by name. jobs: trainings at once; 1 trains in this process.
     """
     trained: Trained = {(START, 0): start_from}
     tasks = []
@@ -98,8 +95,7 @@ def decode_all(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(prompts, cycles): the bench's rows of every drafter, with temperature, seed and drafter.
 
-    methods: of each drafter. settings: fields of EvaluateConfig by name. All drafters and plain
-    decoding take turns in one run, prompt by prompt; rows of plain decoding are of START.
+    methods: of each drafter. settings: fields of EvaluateConfig. Plain rows are of START.
     """
     pair = load_pair(target=target, drafter=trained[START, 0], dtype=dtype)
     every = {}
@@ -171,10 +167,8 @@ def chain_rows(
 def compare_tau(prompts: pd.DataFrame, baseline: str = START) -> pd.DataFrame:
     """One row per temperature, method, suite ("all" pools them) and drafter.
 
-    prompts: rows of `decode_all` or `chain_rows`. tau: tokens per cycle, mean over seeds.
-    over_baseline with low and high: its ratio to the baseline's, paired by prompt; worst_seed and
-    best_seed: where several were trained, as they say what another seed would have done. speedup:
-    over plain decoding, where it was timed.
+    tau: tokens per cycle, mean over seeds. over_baseline: its ratio, paired by prompt, and of the
+    worst_seed and best_seed. speedup: over plain decoding, where it was timed.
     """
     every = pd.concat([prompts, prompts.assign(suite="all")])
     drafted = every[every["method"] != AUTOREGRESSIVE]
@@ -221,12 +215,9 @@ def _speedups(prompts: pd.DataFrame) -> pd.DataFrame:
 def speed_by_accepted(
     prompts: pd.DataFrame, cycles: pd.DataFrame, chain: str, window: int, gamma: float
 ) -> pd.DataFrame:
-    """What each accepted length is worth here, from cycles of a chain of `window` tokens and plain
-    decoding beside it.
+    """What each accepted length is worth: accepted_tok, cycles, cycle_ms, measured, cost_aware.
 
-    accepted_tok 0 .. window; cycles seen; cycle_ms; measured: speed over plain decoding, (k + 1)
-    tokens in a cycle; where no cycle was seen, of the mean cycle's time. cost_aware: k / (k gamma +
-    1).
+    measured: speed of chains of `window` tokens over plain decoding. cost_aware: k / (k gamma + 1).
     """
     plain = prompts[prompts["method"] == AUTOREGRESSIVE]
     plain_ms = plain["decode_ms"].sum() / (plain["new_tok"] - 1).clip(lower=1).sum()
@@ -246,11 +237,9 @@ def speed_by_accepted(
 def window_facts(
     target: str, trained: Trained, conversations: list, settings: Settings, window: int
 ) -> pd.DataFrame:
-    """How greedy windows fare on held-out text: drafter, seed, text, slot, accepted_tok, nabla,
-    hard.
+    """Greedy windows on held-out text: drafter, seed, text, slot, accepted_tok, nabla, hard.
 
-    nabla: mean over the window of exp(d) - d - 1, d = log target - log drafter of a drafted token.
-    hard: the START drafter's window there is not accepted whole.
+    nabla: mean of exp(d) - d - 1, d = log target - log drafter. hard: START's is not accepted.
     """
     pair = load_pair(target=target)
     held_out = chats.split(conversations, settings)[1]

@@ -1,9 +1,6 @@
-"""Compares controllers under another machine's cost model: trained for it, re-priced, or carried
-there unchanged.
+"""Controllers under another machine's cost model: trained for it, re-priced, or carried there.
 
-Trees and rules are tuned for the machine and, where an effort is given, the four systems trained
-for it on equal terms; the text stays that of the recording. An answer costs what it took on this
-machine.
+The text stays that of the recording, and an answer costs what it took on this machine.
 """
 
 from __future__ import annotations
@@ -48,11 +45,9 @@ def made_there(
 def carried(
     contenders: dict[Method, list[Policy]], tune, costs, pair=None
 ) -> dict[Method, list[Policy]]:
-    """Contenders of another machine as methods of their own: as they are and, where they hold
-    prices, with those of `costs`.
+    """Contenders of another machine: as they are and, where they hold prices, with `costs`.
 
-    Rules that need no training are left out: those are tuned anew everywhere. tune: the part "tune"
-    of a recording.
+    Rules that need no training are left out. tune: the part "tune" of a recording.
     """
     moved = {}
     for method, seeds in contenders.items():
@@ -70,10 +65,9 @@ def carried(
 def judge(
     arena: terms.Arena, contenders: dict, charged: dict[str, float], defaults: Sequence[TreeConfig]
 ) -> pd.DataFrame:
-    """Everybody at the prices of `arena`, beside static trees tuned for them.
+    """Everybody at the prices of `arena`, beside trees tuned for them: `compare.over_seeds`.
 
-    Rows of `compare.over_seeds`. charged: milliseconds of an answer by the method's name at home;
-    without one it is timed.
+    charged: milliseconds of an answer by the method's name at home; without one it is timed.
     """
     # an answer takes as long as at home: its network is the same
     policy_ms = {}

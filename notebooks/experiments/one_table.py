@@ -1,9 +1,4 @@
-"""The one table of a pair: every method at every temperature, predicted and by the clock, over all
-that it is compared with.
-
-Rows of replay come from `compare.over_seeds`, rows of the clock from `compare_live.live_table`;
-nothing is measured here.
-"""
+"""The one table of a pair: every method at every temperature, predicted and by the clock."""
 
 from __future__ import annotations
 
@@ -24,9 +19,7 @@ COLUMNS += ["headroom_frac", "policy_frac", "p_tuned_holm", *FIELDS, "machine"]
 def long_table(comparisons: dict[float, Comparison], lives: dict[float, Live]) -> pd.DataFrame:
     """One row per method, temperature and way of timing, over all suites together; COLUMNS.
 
-    The intervals of RATIOS span what other prompts could give: in replay of the mean over seeds; by
-    the clock, where several seeds were decoded, from the lowest to the highest end of any seed,
-    around their mean.
+    Intervals are over prompts; by the clock from the lowest to the highest end of any seed.
     """
     tables = []
     for temperature, comparison in comparisons.items():
@@ -61,9 +54,8 @@ def _clocked(live: Live) -> pd.DataFrame:
 def one_table(long: pd.DataFrame, order: list[str] | None = None) -> pd.DataFrame:
     """The printed form: a row per method, a column per temperature and way of timing.
 
-    A cell reads "over plain / over default / over the tuned tree [interval of the last]". Then the
-    share of the bound's headroom and of the policy's time: of replay, at the first temperature.
-    order: the methods, default as they come.
+    A cell reads "over plain / over default / over the tuned tree [interval of the last]". order: of
+    the methods.
     """
     # 1. a cell for each row
     cells = []

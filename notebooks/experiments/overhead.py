@@ -44,8 +44,7 @@ def timed(**methods: tuple[object, str]) -> Iterator[dict[str, float]]:
 def decode_timed(
     pair, prompts: list, policy: Policy, max_new_tokens: int, **methods
 ) -> tuple[pd.DataFrame, dict]:
-    """(cycles, spent): rows of the cycles of all prompts, with their TURN columns, and ms in
-    `methods` as `timed` has it.
+    """(cycles, spent): rows of all prompts' cycles, and ms in `methods` as `timed` has it.
 
     prompts: (suite, id, token ids).
     """

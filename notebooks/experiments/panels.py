@@ -36,11 +36,9 @@ def learning(
 
 
 def cost_panels(table: pd.DataFrame, note=""):
-    """LTD's Figure 2, a line for ours and one for the published: left the time of a cycle by depth
-    and nodes, right both parts in % of the default tree's cycle, by target.
+    """LTD's Figure 2: left the time of a cycle by tree, right its parts in % of the default's.
 
-    table: published, whose, x, part, kind (ms or pct), value; parts are stacked in their order of
-    appearance.
+    table: published, whose, x, part, kind (ms or pct), value.
     """
     need(table, "published", "whose", "x", "part", "kind", "value")
     keys = ["published", "kind", "whose", "x"]
@@ -80,11 +78,9 @@ def _stacked(bars, places, rows: pd.DataFrame, parts: list[str], side: str) -> N
 
 
 def fixed_trees(grid: pd.DataFrame):
-    """Tokens per cycle of static trees of width 10, one line per pair: against depth at 60 nodes,
-    against size at depth 8.
+    """Tokens per cycle of static trees of width 10: against depth at 60 nodes, size at depth 8.
 
-    grid: rows of static_grid with a column pair. Where the exact size, depth or width is not there,
-    the nearest one is.
+    grid: rows of static_grid with a column pair. The nearest size, depth and width there are.
     """
     need(grid, "pair", "total_tokens", "depth", "top_k", "tau", "new_tok")
     # trees that expand as many nodes as they are wide
@@ -102,11 +98,9 @@ def fixed_trees(grid: pd.DataFrame):
 
 
 def by_subject(table: pd.DataFrame, *, baseline="the default tree", note=""):
-    """Dots, a row for each subject: left the speed of each method over the tuned tree, right that
-    of the first over `baseline`.
+    """A row of dots per subject: left over the tuned tree, right the first over `baseline`.
 
-    table: subject, method, over_tuned, over_default; subjects from the largest over_tuned of the
-    first method down.
+    table: subject, method, over_tuned, over_default.
     """
     need(table, "subject", "method", "over_tuned", "over_default")
     methods = list(dict.fromkeys(table["method"]))

@@ -1,8 +1,6 @@
-"""Rows of measurements under the names that a paper prints: long rows for its tables and figures.
+"""Rows of measurements under the names that a paper prints: LONG rows for its tables and figures.
 
-Long rows have the columns LONG: whose they are (pair), the paper's row and column, the metric, the
-value, its interval and the prompts that it rests on. A row has the paper's name only where it is
-made with the paper's settings.
+A row has the paper's name only where it is made with the paper's settings.
 """
 
 from __future__ import annotations
@@ -23,10 +21,9 @@ LONG = [*KEYS, "value", "value_low", "value_high", *COUNTED]
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a paper's table: how it is called there, and which of our methods it holds.
+    """A row of a paper's table: its label, which may name fields in braces, and whose rows it is.
 
-    where: fields of a method (`identity.FIELDS`), or another column of our rows, and their values;
-    the label may name fields in braces.
+    where: fields of a method (`identity.FIELDS`), or another column of our rows, and their values.
     """
 
     label: str
@@ -105,11 +102,8 @@ def as_printed(
 ) -> pd.DataFrame:
     """Long rows (`LONG`) of a table, under the names that a paper prints.
 
-    table: with pair, suite, `metrics` and what `rows` look at. rows: in the paper's order. suites:
-    our name -> the paper's, in its order; what is not named is left out, and a suite is known by
-    its benchmark. metrics: our column -> the paper's name. how: added to the pair, with a run's
-    clock for "{clock}". Rows of several seeds are averaged, and then have no interval. A column
-    called `mean` ("" for none) is the mean over the paper's columns, where all of them are there.
+    suites, metrics: our name -> the paper's, in its order. how: added to the pair, with a run's
+    clock for "{clock}". mean: the column of means over columns, "" for none.
     """
     if table.empty:
         return pd.DataFrame(columns=LONG)

@@ -69,11 +69,8 @@ class Shown:
     ) -> pd.DataFrame:
         """Rows of `table` of each pair's finished runs `name`; an empty frame where there is none.
 
-        Columns pair, run_key, recipe (whose settings were trained with: paper, official or ours)
-        and clock (wall or processor) are added. A method's rows come from one run: the one that
-        measured it on most suites, of equal ones the first of `name`, then the newest. keep: only
-        rows with these values; a suite is known by its benchmark. parameters: what the run was
-        measured with, as `items.measured` takes it.
+        Each method's rows come from one run. Adds pair, run_key, recipe and clock. keep: only rows
+        with these values. parameters: as `items.measured` takes them.
         """
         names = [name] if isinstance(name, str) else list(name)
         scale = self.page.run.scale
@@ -117,6 +114,7 @@ class Shown:
         if "prompts" in rows and rows["prompts"].notna().any():
             ends = {int(rows["prompts"].min()), int(rows["prompts"].max())}
             prompts = " to ".join(map(str, sorted(ends)))
+        # what the page says at its end
         reading = {"item": self.item.name, "run": run.directory.name, "table": table, "pair": pair}
         self.page.readings.append(reading | {"rows": len(rows), "prompts": prompts})
 
@@ -135,8 +133,6 @@ class Shown:
         """Show the paper's rows as it prints them, and long rows of ours below.
 
         metric: only this one. notes: sentences below the table, beside what each training took.
-        Rows of the paper that nothing here measures, and columns that a row of ours lacks, are what
-        the item lacks.
         """
         printed = self.printed
         if metric:
@@ -160,8 +156,7 @@ class Shown:
     def figure(self, draw, data: pd.DataFrame, lacking=()) -> None:
         """Show draw(data), or a sentence in its place where data has no rows.
 
-        A true `published` marks rows not ours. lacking: what the paper draws and nothing here
-        measured.
+        A true `published` marks rows not ours. lacking: what the paper draws and nothing measured.
         """
         if data.empty:
             return self._nothing()
@@ -235,11 +230,7 @@ def _each_from_one_run(tables: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _empty_cells(ours: pd.DataFrame, printed: pd.DataFrame, lacking) -> list[str]:
-    """What the rows that we do measure lack: per row of the paper its columns without ours.
-
-    Where we have none of its columns, the table is ours by intent, such as one column per rate in
-    place of the best.
-    """
+    """What the rows that we do measure lack: per row of the paper its columns without ours."""
     if printed.empty or not set(ours["column"]) & set(printed["column"]):
         return []
     sentences = []

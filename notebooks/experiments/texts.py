@@ -1,8 +1,6 @@
 """Embeddings of the text so far, beside a recording: what Re-SpS's state "text" looks at.
 
-A recording holds no text. Its answers are decoded plainly once more, which is quick, and must have
-the recorded lengths. The encoder is all-MiniLM-L6-v2 (Apache-2.0), out of a wheel on PyPI, which is
-optional and never imported; its model is unpacked once into the user's cache.
+The encoder is all-MiniLM-L6-v2 (Apache-2.0) out of an optional wheel on PyPI, never imported.
 """
 
 from __future__ import annotations
@@ -38,11 +36,9 @@ PIECES = 256
 
 
 def with_text_states(pair: Pair, trace: Trace, encoder) -> Trace:
-    """The recording with a column text_state, float32 [R, E]: the text before each position.
+    """The recording with text_state, float32 [R, E]: the text before each position.
 
-    encoder: its `of` takes texts and gives float32 [N, E], its `name` is noted. A text is
-    embedded anew after EVERY_TOK tokens. SpecdecError where the pair writes another text than was
-    recorded.
+    A text is embedded anew after EVERY_TOK tokens. SpecdecError where another text is decoded.
     """
     states: list[np.ndarray] = []
     for prompt, answer in tqdm(texts_of(pair, trace), desc="texts"):

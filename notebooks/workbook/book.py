@@ -154,8 +154,7 @@ class Book:
     def choose(self, only=(), everything: bool = False) -> list[Entry]:
         """Entries in the order of the book; SpecdecError when a name in `only` matches nothing.
 
-        Entries made by `each` have two underscores in their names, and only a beginning that has
-        them as well names these.
+        Entries made by `each` have two underscores, and so must a beginning that names them.
         """
         if everything and not only:
             return [entry for entry in self.entries if not entry.apart]
@@ -184,6 +183,7 @@ class Book:
 
     def filled(self, patterns, values: dict) -> list[str]:
         """Paths under these parameters; `pair` and `drafter` are folders of `runs.recorded`."""
+        # names in braces that patterns may hold
         facts = {**values, "scale": self.scale, "figures": f"runs/{self.scale}/figures"}
         if values.get("pair"):
             models = cli.Models(values["pair"], drafter=values.get("drafter") or None)
@@ -449,6 +449,7 @@ def header(notebook: dict, entry: Entry, stems: list[str], page: str = "") -> st
     stems: the notebooks between which `previous` and `next` lead. page: the path of its executed
     page from the notebook; '' for none.
     """
+    # 1. the way on
     title, promise = notebooks.title_and_promise(notebook)
     position = stems.index(entry.stem)
     links = [f"[executed page]({page})"] if page else []
@@ -458,6 +459,7 @@ def header(notebook: dict, entry: Entry, stems: list[str], page: str = "") -> st
         links.append(f"[contents]({CONTENTS}.ipynb)")
     if position + 1 < len(stems):
         links.append(f"[next →]({stems[position + 1]}.ipynb)")
+    # 2. cost and files
     costs = ", ".join(f"{cost} ({scale})" for scale, cost in entry.cost.items()) or "seconds"
     reads = ", ".join(f"`{path}`" for path in (*entry.reads.values(), *entry.may_read))
     writes = ", ".join(f"`{path}`" for path in entry.writes)
@@ -505,11 +507,13 @@ def open_lab() -> int:
 def write_student_edition(to: Path, folder: Path | None = None) -> list[Path]:
     """Write every notebook of a book that holds solutions, without them; returns the files."""
     book = Book(folder=folder)
+    # 1. the notebooks that hold solutions, between which links lead
     taught = {}
     for stem, entry in book.sources().items():
         notebook = notebooks.read_notebook(book.source(entry))
         if any("solution" in notebooks.tags_of(cell) for cell in notebook["cells"]):
             taught[stem] = notebook
+    # 2. their editions
     paths = []
     for stem, notebook in taught.items():
         notebook["cells"][0]["source"] = header(notebook, book.find(stem), list(taught))
@@ -521,8 +525,7 @@ def write_student_edition(to: Path, folder: Path | None = None) -> list[Path]:
 def open(name: str, values: dict, *, run: runs.Run | None = None, tie_to_code: bool = True):
     """The run of the notebook `name` under its parameters, taken from `values` (its `globals()`).
 
-    The same parameters and files to read find the same directory. run: one that exists already.
-    tie_to_code: of `runs.start`. SpecdecError names the notebook to run first.
+    Equal parameters and files find the same directory. run: one that exists already.
     """
     from workbook.notebook_run import NotebookRun
 

@@ -23,8 +23,7 @@ LLAMA_70B = dict(parameters=69.5e9, drafter_parameters=1.4e9, layers=80, hidden=
 def costs_of(name: str, folder: Path) -> CostModel:
     """The prices of a machine: costs-NAME.json in `folder` (notebook 21), else a data sheet's.
 
-    `h100x8-llama-70b-graphs` is Llama-3.1-70B on eight H100s that share weights and arithmetic,
-    without the time between them.
+    `h100x8-llama-70b-graphs` is Llama-3.1-70B on eight H100s, without the time between them.
     """
     calibrated = Path(folder) / f"costs-{name}.json"
     if calibrated.is_file():

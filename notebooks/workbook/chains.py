@@ -44,8 +44,7 @@ def read(
 ) -> Trace:
     """Accepted lengths of "eagle" or "ngram" in SpecDecode-Bench's files, as a recording.
 
-    limit: requests per set, the first ones. The first half of each set is the part "tune", the
-    second half "test".
+    limit: requests per set. The first half of each set is part "tune", the second "test".
     """
     rows, lengths = [], []
     for suite in SETS:

@@ -1,9 +1,7 @@
 """The ledger of claims: what the four papers and this workbook say, and whether rows confirm it.
 
-figures/claims.yml holds the claims, each with the test that decides it. A test compares numbers
-with a threshold; `verdicts` says how numbers with intervals decide. Numbers that a paper prints
-are compared without an interval. All runs of all pairs that measured a claim decide it together,
-or those of the largest pair where its test says so; without rows there is no verdict.
+figures/claims.yml holds the claims, each with the test that decides it; `verdicts` says how. All
+runs of all pairs that measured a claim decide it together. Without rows there is no verdict.
 """
 
 from __future__ import annotations
@@ -96,18 +94,18 @@ def runs_of(test: dict, scale="laptop", pair: str = "", shipped: bool = False) -
     if "run" not in test:
         return []
     facts = {"pair": pair or None, **test.get("with", {})}
-    kept = []
+    chosen = []
     for run in items.measured(test["run"], scale, shipped, **facts):
         results = run.record()["results"] or {}
         holds = any(_holds(run, table) for table in listed(test["table"]))
         if holds and not results.get("crowded"):
-            kept.append(run)
+            chosen.append(run)
     if test.get("largest"):
         # one that does not ship counts as larger than all that do
-        pairs = [provenance.of([run]).rows[0]["pair"] for run in kept]
+        pairs = [provenance.of([run]).rows[0]["pair"] for run in chosen]
         places = [PAIRS.index(name) if name in PAIRS else -1 for name in pairs]
-        kept = [run for run, place in zip(kept, places, strict=True) if place == min(places)]
-    return kept
+        chosen = [run for run, place in zip(chosen, places, strict=True) if place == min(places)]
+    return chosen
 
 
 def _holds(run: runs.Run, table: str) -> bool:
@@ -152,8 +150,7 @@ def select(table: pd.DataFrame, where: dict) -> pd.DataFrame:
 def parts_of(table: pd.DataFrame, test: dict, where: dict | None = None) -> pd.DataFrame:
     """The selected rows as columns name, value, low, high, prompts, still, SOURCE and `match`.
 
-    Printed and exact numbers are their own interval. Where rows have an interval over seeds and
-    one over prompts, the wider end counts on each side.
+    Of an interval over seeds and one over prompts the wider end counts on each side.
     """
     # 1. the rows and their numbers
     rows = select(table, {**test.get("where", {}), **(where or {})})
@@ -225,20 +222,20 @@ def ratio_above(table: pd.DataFrame, test: dict, where: dict | None = None) -> p
     if "over" not in test:
         return rows
     divisors = parts_of(table, test, {**(where or {}), **test["over"]})
-    both = rows.merge(divisors, on=[*SOURCE, *test.get("match", ())], suffixes=("", "_y"))
-    quotient = both["value"] / both["value_y"]
-    low = both["low"] / both["high_y"]
-    high = both["high"] / both["low_y"]
-    return both.assign(value=quotient, low=low, high=high)[rows.columns]
+    pairs_of = rows.merge(divisors, on=[*SOURCE, *test.get("match", ())], suffixes=("", "_y"))
+    quotient = pairs_of["value"] / pairs_of["value_y"]
+    low = pairs_of["low"] / pairs_of["high_y"]
+    high = pairs_of["high"] / pairs_of["low_y"]
+    return pairs_of.assign(value=quotient, low=low, high=high)[rows.columns]
 
 
 def difference_above(table: pd.DataFrame, test: dict) -> pd.DataFrame:
     """Values of `first` minus the matching ones of `second`, of numbers without an interval."""
     first = ratio_above(table, test, test["first"])
     second = ratio_above(table, test, test["second"])
-    both = first.merge(second, on=[*SOURCE, *test.get("match", ())], suffixes=("", "_y"))
-    change = both["value"] - both["value_y"]
-    return _exactly(both, change.abs() if test.get("absolute") else change)
+    pairs_of = first.merge(second, on=[*SOURCE, *test.get("match", ())], suffixes=("", "_y"))
+    change = pairs_of["value"] - pairs_of["value_y"]
+    return _exactly(pairs_of, change.abs() if test.get("absolute") else change)
 
 
 def paired_ratio(table: pd.DataFrame, test: dict) -> pd.DataFrame:
@@ -309,11 +306,11 @@ def share(table: pd.DataFrame, test: dict) -> pd.DataFrame:
 
 def adds_up(table: pd.DataFrame, test: dict) -> pd.DataFrame:
     """How far each `whole` is from the mean or sum of the other rows with the same `match`."""
-    whole = parts_of(table, test, test["whole"])
+    totals_printed = parts_of(table, test, test["whole"])
     rest = parts_of(table, test, {name: {"not": value} for name, value in test["whole"].items()})
     totals = rest.groupby(test["match"])["value"].agg(test["of"]).rename("total")
-    whole = whole.merge(totals, left_on=test["match"], right_index=True)
-    return _exactly(whole, (whole["value"] - whole["total"]).abs())
+    totals_printed = totals_printed.merge(totals, left_on=test["match"], right_index=True)
+    return _exactly(totals_printed, (totals_printed["value"] - totals_printed["total"]).abs())
 
 
 def extreme(table: pd.DataFrame, test: dict) -> pd.DataFrame:
@@ -437,10 +434,9 @@ def _exception(judged: Judged, rows: pd.DataFrame) -> tuple[str, str]:
 
 
 def ledger(scale: str = "laptop", pair: str = "", shipped: bool = False) -> pd.DataFrame:
-    """One row per claim, decided now.
+    """One row per claim, decided now. p_holm: after Holm over the measured claims of a paper.
 
-    evidence: the number furthest to the wrong side. p_holm: after Holm over the measured claims of
-    a paper. pair: whose measurements are used, default all. shipped: only rows of the checkout.
+    pair: whose measurements are used, default all. shipped: only rows of the checkout.
     """
     judged = [examine(claim, scale, pair, shipped) for claim in read_claims().values()]
     papers = pd.Series([claim.claim.paper for claim in judged])
@@ -455,15 +451,15 @@ def sources(scale: str = "laptop", pair: str = "", richest: bool = False) -> lis
 
     richest: in their place those of the checkout, where these hold twice as many rows.
     """
-    used = {}
+    origins = {}
     for claim in read_claims().values():
         deciding = runs_of(claim.test, scale, pair)
         if richest:
             shipped = runs_of(claim.test, scale, pair, shipped=True)
             if items.fewer_rows(deciding, shipped):
                 deciding = shipped
-        used |= {run.key: run for run in deciding}
-    return list(used.values())
+        origins |= {run.key: run for run in deciding}
+    return list(origins.values())
 
 
 def summary(judged: pd.DataFrame) -> pd.DataFrame:

@@ -29,8 +29,7 @@ HIDDEN = {"Disco": 128, "C2T": 64, "SpecDec++": 1024}
 def disco_arrays(trace: Trace, *, max_depth=12, verify_nodes=60, top_k=10) -> tuple:
     """(inputs float32 [M, top_k + 2], labels bool [M]): every question that Disco could get.
 
-    Label of the question after n expansions: whether the tree of n expansions and `verify_nodes`
-    nodes contains the target's token at depth n + 1.
+    Label after n expansions: whether the tree holds the target's token at depth n + 1.
     """
     scores, ranks = trace.column("scores", top_k), trace.ranks[top_k]
     inputs, labels, parents = [], [], np.zeros((len(trace), 1), dtype=np.float32)
@@ -139,8 +138,7 @@ def _fresh(name: str, features: int, levels: int, seed: int) -> nn.Module:
 def fit(name, inputs, labels, out_dir, *, policy: dict, epochs=None, rate=1e-4, batch=256, seed=0):
     """(classifier, curve) of binary cross-entropy over a balanced sample; resumed if interrupted.
 
-    inputs, labels: of the classifier's arrays. policy: its settings; it is saved in out_dir/policy.
-    Weights and draws come from `seed`. The curve has loss and accuracy on the sample by epoch.
+    policy: its settings; it is saved in out_dir/policy. curve: loss and accuracy by epoch.
     """
     kind = KINDS[name]
     epochs = EPOCHS[name] if epochs is None else epochs

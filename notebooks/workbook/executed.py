@@ -1,8 +1,7 @@
 """The executed book as Markdown pages with pictures, to be read without installing anything.
 
-`write_pages` turns executed copies into figures/book/NN_name.md: prose as it is, code folded,
-tables and formulas as GitHub renders them, pictures as small PNG. A page says when and by which
-commit it was executed; the contents say which pages show an earlier version of a notebook.
+A page says when and by which commit it was executed; the contents say which pages are older than
+their notebooks.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ def clear_of_one(table: pd.DataFrame, name: str, value: str) -> str:
     '1 of 2: a **0.90 [0.80, 0.95]**'
     """
     clear = table[(table["low"] > 1) | (table["high"] < 1)].sort_values(value)
+    # the column names that `cells` reads
     ends = {"low": f"{value}_low", "high": f"{value}_high"}
     cells = tables.cells(clear.rename(columns=ends), value)
     texts = [f"{label} **{cell}**" for label, cell in zip(clear[name], cells, strict=True)]
@@ -31,6 +32,7 @@ def of_rows(long: pd.DataFrame, metric: str) -> str:
     """
     if long.empty:
         return "Nothing was measured here"
+    # a mean of means would count some benchmarks twice
     rows = long[(long["metric"] == metric) & ~long["column"].isin(["Mean", "All"])]
     means = rows.groupby(["pair", "row"], sort=False)["value"].mean().dropna()
     return "; ".join(f"{pair}, {row} **{mean:.2f}**" for (pair, row), mean in means.items())

@@ -1,7 +1,6 @@
 """The findings on README's first screen: one table and the sentences that its numbers support.
 
-All numbers come from one comparison that came with the checkout: live ratios to plain decoding, and
-replayed ratios to the tuned static tree.
+All numbers come from one comparison that came with the checkout.
 """
 
 from __future__ import annotations

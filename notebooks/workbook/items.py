@@ -1,8 +1,6 @@
 """The papers' tables and figures: the list of all of them, and saving one with its provenance.
 
-notebooks/items.yml names every item once. A notebook draws one with `save` (inside a notebook:
-`run.show_item`), which leaves it in runs/<scale>/figures/<paper>/<item>.*; `publish` copies them
-into the committed folder figures/.
+`save` leaves an item in runs/<scale>/figures/<paper>/, `publish` copies it into figures/.
 """
 
 from __future__ import annotations
@@ -45,11 +43,10 @@ ABOUT = (
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """One line of items.yml.
+    """One line of items.yml. kind: figure, table, or diagram and settings, which measure nothing.
 
-    kind: figure or table; diagram or settings measure nothing. notebook: draws it. reads: those
-    whose rows it shows. not_here: what stays unmeasured. pairs, gpu_gib, hours: with what `how`
-    would measure it. command: in place of the usual one.
+    notebook: draws it. reads: those whose rows it shows. not_here: what stays unmeasured. pairs,
+    gpu_gib, hours, command: how it would be measured.
     """
 
     id: str
@@ -87,11 +84,11 @@ class Item:
         command = self.command
         if self.pairs and not command:
             numbers = [name.partition("_")[0] for name in (*self.reads, self.notebook)]
-            pair, *others = self.pairs
+            pair, *more_pairs = self.pairs
             command = f"--only {' '.join(dict.fromkeys(numbers))} -p pair {pair}"
             command = f"make book SCALE=paper ARGS='{command}'"
-            if others:
-                command += f", and again for {', '.join(others)}"
+            if more_pairs:
+                command += f", and again for {', '.join(more_pairs)}"
         cost = f" (about {self.hours:g} h, {self.gpu_gib} GiB of GPU memory)"
         return command and command + cost
 
@@ -131,11 +128,10 @@ def find_item(item_id: str) -> Item:
 def save(
     item_id: str, content, *, scale="laptop", sources=(), missing=None, data=None, digits=2
 ) -> list[Path]:
-    """Write an item's files and the json file beside them into runs/<scale>/figures/<paper>/.
+    """Write an item's files and the json file beside them; returns their paths.
 
-    Returns their paths. content: a figure with its `data`, a DataFrame or a PaperTable. sources:
-    the Runs whose rows are shown. missing: what of the item is not there, default what the table
-    or attrs["missing"] of `data` says. Equal rows give equal bytes.
+    content: a figure with its `data`, a DataFrame or a PaperTable. sources: the Runs whose rows are
+    shown. missing: what of the item is not there. Equal rows give equal bytes.
     """
     item = find_item(item_id)
     is_table = isinstance(content, pd.DataFrame | PaperTable)
@@ -172,10 +168,10 @@ def settings_of(run: runs.Run) -> dict:
 
 
 def measured(name: str, scale="laptop", shipped: bool = False, **parameters) -> list[runs.Run]:
-    """Finished runs called `name`, the newest first, here and (shipped: only) in the checkout.
+    """Finished runs called `name`, the newest first and only the newest of equal ones.
 
-    parameters: of its provenance or settings, such as pair="smollm2"; None leaves one open.
-    drafter: default the pair's own. Only the newest of equal runs is given.
+    parameters: of provenance or settings, such as pair="smollm2"; None leaves one open. drafter:
+    default the pair's own. shipped: only those in the checkout.
     """
     parameters = {"drafter": "", **parameters}
     required = {key: value for key, value in parameters.items() if value is not None}
@@ -266,15 +262,15 @@ class Drawn:
 
 def drawn(scale: str = "laptop", published: bool = False) -> dict[str, Drawn]:
     """{id: Drawn} of every item in the runs of this scale, or in figures/."""
-    there = {}
+    entries = {}
     for item in read_items().values():
         stem = runs.figure_path(item.paper, item.name, scale)
         if published:
             stem = figures_dir() / item.paper / item.name
         label = stem.with_name(f"{stem.name}.json")
         if label.is_file():
-            there[item.id] = Drawn(item, stem, runs.read_json(label))
-    return there
+            entries[item.id] = Drawn(item, stem, runs.read_json(label))
+    return entries
 
 
 def status(scale: str = "laptop") -> pd.DataFrame:
@@ -282,10 +278,10 @@ def status(scale: str = "laptop") -> pd.DataFrame:
 
     Of the runs; else what figures/ holds.
     """
-    there = {**drawn(published=True), **drawn(scale)}
+    entries = {**drawn(published=True), **drawn(scale)}
     rows = []
     for item in read_items().values():
-        files = there.get(item.id)
+        files = entries.get(item.id)
         state = files.state if files else NOT_MEASURED
         missing = item.not_here if state == NOT_MEASURED else files.lacking
         label = files.facts.get("label", "") if files else ""
@@ -298,7 +294,7 @@ def publish(scale: str = "laptop", also=(), replace: bool = False) -> pd.DataFra
     """Take the items of the runs of `scale` into figures/, and their rows into figures/measured.
 
     Columns: item, state ('published', 'kept', 'refused'), note. also: more Runs whose rows go with
-    them. Kept: a published item of a larger scale or, without `replace`, of twice as many rows.
+    them.
     """
     # 1. which items are taken
     items = drawn(published=True)
@@ -312,18 +308,18 @@ def publish(scale: str = "laptop", also=(), replace: bool = False) -> pd.DataFra
             items[item_id] = fresh
         rows.append({"item": item_id, "state": state, "note": note})
     # 2. their files, one step per paper
-    used = {run.key: run for run in also}
+    origins = {run.key: run for run in also}
     for paper in PAPERS:
         paths = {}
         for files in items.values():
             if files.item.paper == paper:
                 paths |= {path.name: path for path in files.files()}
-                used |= {run.key: run for run in files.sources}
+                origins |= {run.key: run for run in files.sources}
         if paths:
             runs.replace_folder(figures_dir() / paper, paths)
     # 3. the rows that they come from; large tables would make the repository slow to clone
     sources = {}
-    for run, pattern in itertools.product(used.values(), RUN_FILES):
+    for run, pattern in itertools.product(origins.values(), RUN_FILES):
         for path in sorted(run.directory.glob(pattern)):
             if path.stat().st_size <= MOST_RUN_MB * 1e6:
                 sources[f"{run.directory.name}/{path.name}"] = path
@@ -370,14 +366,14 @@ def contents(ledger: pd.DataFrame | None = None) -> str:
 
     ledger: the claims, as `claims.ledger` gives them, for the verdicts of its claims.
     """
-    there = drawn(published=True)
+    entries = drawn(published=True)
     parts = ["# The papers' tables and figures", ABOUT]
     for paper, name in PAPERS.items():
         lines = [f"## {name}", "", "| picture | what it shows | claims about it | files |"]
         lines.append("|---|---|---|---|")
         for item in read_items().values():
             if item.paper == paper:
-                lines.append(_line(item, there.get(item.id), ledger))
+                lines.append(_line(item, entries.get(item.id), ledger))
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
@@ -417,8 +413,8 @@ def read_published(paper: str, item: str) -> pd.DataFrame:
     """
     path = published_file(paper, item)
     if not path.is_file():
-        there = [table.stem for table in path.parent.glob("*.csv")]
-        raise nearest_name_error("published table", path.stem, there)
+        entries = [table.stem for table in path.parent.glob("*.csv")]
+        raise nearest_name_error("published table", path.stem, entries)
     table = pd.read_csv(path, comment="#", keep_default_na=True)
     need(table, "source", "doubt")
     return table.assign(doubt=table["doubt"].fillna(""))

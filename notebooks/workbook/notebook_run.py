@@ -24,8 +24,7 @@ from workbook import items
 class NotebookRun(runs.Run):
     """A run that shows what it saves, and opens what its notebook reads.
 
-    figures: the folder of its figures and tables. values: the notebook's parameters; where one was
-    left empty and book.yml says what it reads then, the path of that file.
+    figures: the folder of its figures and tables. values: its parameters, and files that it reads.
     """
 
     figures: str
@@ -37,6 +36,7 @@ class NotebookRun(runs.Run):
         sources: the runs it comes from; without them, this one.
         """
         stem = runs.figure_path(self.figures, name, self.scale)
+        # a figure comes from this run unless others are named
         sources = [self] if sources is None else sources
         paths = figures.save(figure, stem, sources=sources, data=data)
         _display(paths, f"{self.figures}, {name}")
@@ -48,25 +48,21 @@ class NotebookRun(runs.Run):
         display(Markdown(f"{text}\n\n{tables.markdown(table, digits)}"))
 
     def show_item(self, item_id: str, content, sources=(), **options) -> None:
-        """Save and display one of the papers' items: a figure or a table, with its caption.
-
-        sources: the Runs whose rows it shows, none where nothing was measured. options: those of
-        `items.save`.
-        """
+        """Save (`items.save`) and display one of the papers' items, with its caption."""
         item = items.find_item(item_id)
         paths = items.save(item_id, content, scale=self.scale, sources=sources, **options)
         caption = f"**{item.title}.** {runs.read_json(paths[-1])['caption']}"
         _display(paths, f"{item.title} ({item_id})", caption)
 
     def recording(self, suites=(), parameter: str = "recording"):
-        """The recording that the notebook reads: the folder its parameter names, or notebook 21's.
+        """The recording that a parameter names, or notebook 21's, noted in the run.
 
-        suites: only these; a benchmark's name stands for its embedded form unless it was recorded
-        itself. What it is of is left in the run (`noted`).
+        suites: only these; a benchmark's name stands for its embedded form unless it was recorded.
         """
         drafter = self.values.get("drafter") or None
         pair = cli.Models(self.values["pair"], drafter=drafter).name
         trace = open_trace(self.values[parameter], pair)
+        # a benchmark may have been recorded itself or in its embedded form
         recorded = set(trace.turns["suite"])
         chosen = []
         for name in suites:
@@ -100,6 +96,7 @@ class NotebookRun(runs.Run):
 
 def _display(paths: list[Path], alternative: str, caption: str = "") -> None:
     """Show the picture or the table among these files; a picture as png, which fits its cell."""
+    # a figure has a picture, a table has none
     by_kind = {path.suffix: path for path in paths}
     if ".png" not in by_kind:
         table = by_kind[".md"].read_text(encoding="utf-8")

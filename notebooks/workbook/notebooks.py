@@ -89,10 +89,9 @@ def tidy(notebook: dict, header: str) -> str:
 
 
 def student_edition(notebook: dict, handed_out: Collection[str] = ()) -> dict:
-    """The notebook without its solutions, and without links to files that are not handed out.
+    """The notebook without solutions, and without links to files that are not handed out.
 
-    A check raises where an answer is wrong, which nbgrader counts; the cells below run all the
-    same. A check is worth 1 point, an open question 2, graded by hand.
+    For nbgrader a check is worth 1 point, an open question 2, graded by hand.
     """
 
     def link(match: re.Match) -> str:
@@ -107,6 +106,7 @@ def student_edition(notebook: dict, handed_out: Collection[str] = ()) -> dict:
         if is_prose:
             # the text of a link stays
             source = re.sub(r"\[([^\]]*)\]\(([^):#]+)\)", link, source)
+        # an open question is prose, an exercise without points is checked below it
         points = 2 if is_prose else 0
         if "check" in tags:
             points = 1
@@ -136,8 +136,7 @@ def as_html(notebook: dict) -> str:
 def execute(source: Path, copy: Path, parameters: dict, progress: bool = True) -> tuple[float, str]:
     """Execute `source` with `parameters` into `copy`, left as far as it came if a cell fails.
 
-    progress: also on the terminal. Returns the seconds it took, and '' or one sentence that says
-    what went wrong. The copy has a cell of the parameters that differ from the source's.
+    progress: also on the terminal. Returns the seconds, and '' or what went wrong.
     """
     import papermill
     from jupyter_client import AsyncKernelManager
@@ -152,6 +151,7 @@ def execute(source: Path, copy: Path, parameters: dict, progress: bool = True) -
             ip = str(Path(tempfile.gettempdir()) / f"specdec-{uuid.uuid4().hex}")
         kernel_spec = KernelSpec(argv=[sys.executable, "-c", LAUNCH, "-f", "{connection_file}"])
 
+    # 1. what differs from the source
     begin = time.monotonic()
     defaults = default_parameters(read_notebook(source))
     changed = {}
@@ -160,6 +160,7 @@ def execute(source: Path, copy: Path, parameters: dict, progress: bool = True) -
             changed[name] = value
     # a folder that cannot be written is known at once
     runs.write_text(copy, source.read_text(encoding="utf-8"))
+    # 2. the execution
     fault = ""
     try:
         papermill.execute_notebook(
@@ -178,6 +179,7 @@ def execute(source: Path, copy: Path, parameters: dict, progress: bool = True) -
         fault = f"cell {error.exec_count} raised {error.ename}: {first_line}"
     except (RuntimeError, OSError) as error:
         fault = f"the kernel stopped ({type(error).__name__}: {error})"
+    # 3. what it was executed by
     executed = read_notebook(copy)
     executed["metadata"][EXECUTED] = {**machine.commit(), "cpu": machine.hardware()["cpu"]}
     runs.write_text(copy, json.dumps(executed, indent=1, ensure_ascii=False) + "\n")

@@ -57,6 +57,7 @@ def claims_page(ledger: pd.DataFrame) -> str:
 
 def write_verdicts(readme: Path, folder: Path) -> None:
     """Write README.md and, into the folder of published items, its contents and `claims_page`."""
+    # one ledger, so that the three pages agree
     ledger = claims.ledger(shipped=True)
     runs.write_text(folder / "README.md", items.contents(ledger))
     runs.write_text(folder / "claims.md", claims_page(ledger))

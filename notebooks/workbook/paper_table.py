@@ -24,8 +24,7 @@ PUBLISHED, MEASURED = "The paper", "Measured here"
 class PaperTable:
     """published, measured: cells as text, rows by name and columns by (column, metric).
 
-    notes: sentences below the table. lacking: rows of the paper without a number of ours. doubts:
-    what is said against printed numbers.
+    lacking: rows of the paper without ours. doubts: what is said against printed numbers.
     """
 
     published: pd.DataFrame
@@ -38,8 +37,8 @@ class PaperTable:
     def of(cls, measured, published, *, how: str = "", digits=2) -> PaperTable:
         """From long rows with row, column, metric and value, or None where there are none.
 
-        measured: also pair, prompts or turns, the ends of an interval. published: also target and
-        doubt. how: the command that measures what is missing. digits: of all or {metric: digits}.
+        measured: also pair, prompts or turns, an interval. published: also target and doubt.
+        how: measures what is missing. digits: of all or {metric: digits}.
         """
         # 1. both sides, their columns and the marks of doubts
         theirs = _filled(published, "target", digits)
@@ -103,8 +102,8 @@ class PaperTable:
         for metric, heads in self.parts():
             for title, block in self.blocks(heads).items():
                 texts.append(f"*{title}, {metric}*" if metric else f"*{title}*")
-                named = block.set_axis(_flat(heads, metric), axis=1).reset_index()
-                texts.append(named.to_markdown(index=False, disable_numparse=True))
+                labelled = block.set_axis(_flat(heads, metric), axis=1).reset_index()
+                texts.append(labelled.to_markdown(index=False, disable_numparse=True))
         return "\n\n".join([*texts, *self.notes])
 
     def to_csv(self) -> str:
@@ -179,8 +178,8 @@ def _counted(side: pd.DataFrame) -> pd.Series:
         ends = zip(side.index, groups.transform("min"), groups.transform("max"), strict=True)
         for place, low, high in ends:
             if low > 0:
-                most = f" to {high:.0f}" if high > low else ""
-                counted[place] = f", n = {low:.0f}{most}{unit}"
+                upper = f" to {high:.0f}" if high > low else ""
+                counted[place] = f", n = {low:.0f}{upper}{unit}"
     return counted
 
 

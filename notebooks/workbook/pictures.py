@@ -89,14 +89,14 @@ def depth_and_size(
 ):
     """`value` against depth, a line per size, and against total_tokens, a line per depth.
 
-    lines: the column that names the lines of the left and of the right panel. heads: over the
-    panels. One axis of values for both, from 0.
+    lines: the columns that name the lines of both panels. heads: over the panels.
     """
     units = {"total_tokens": "{} tokens", "depth": "depth {}"}
     labels = {"depth": "depth", "total_tokens": "tree size (tokens)"}
     tables = (by_depth, by_size)
     for table, x, by in zip(tables, labels, lines, strict=True):
         need(table, x, value, by)
+    # one axis of values for both panels
     highest = max(table[value].max() for table in tables)
     with drawn() as (figure, _):
         panels = figure.subplots(1, 2, sharey=True)
@@ -201,11 +201,7 @@ def _short(value: float) -> str:
 
 
 def heat_panels(table, x, y, value, *, rows: str, columns: str, labels=("", ""), note=""):
-    """Heat maps of shares of `cycles` over x and y, panels by the values of `rows` and `columns`.
-
-    All panels share their axes and one scale of colours, in which small shares differ as well;
-    cells of 1 % and more have their number, in %.
-    """
+    """Heat maps of shares of `cycles` over x and y, panels by values of `rows` and `columns`."""
     need(table, x, y, value, rows, columns, "cycles")
     down, across = table[rows].unique(), table[columns].unique()
     at_x, at_y = sorted(table[x].unique()), sorted(table[y].unique())
@@ -249,6 +245,7 @@ def tree(tokens, parents, *, scores=None, accepted=(), title=""):
     tokens: text of each node [N], root first. parents: of each node [N], -1 for the root, before
     their children. scores: log-probabilities [N]. accepted: nodes on the accepted path.
     """
+    # children stand right of their parents
     depth, row = places(parents)
     path = set(accepted)
     size = ((max(depth) + 1.2) * COLUMN_IN, (max(row) + 2) * ROW_IN + 0.3)

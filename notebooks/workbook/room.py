@@ -72,9 +72,8 @@ def ground(trace: Trace, **fields: Any) -> Ground:
 class Worth(Policy):
     """The rule: the answer with the most tokens per millisecond of its own cycle.
 
-    The drafter's and the copies' probabilities are summed. scale: of scores. tree: the largest it
-    drafts. usual: what a drafted cycle is taken to cost. drafted_tok: tokens that a tree is
-    expected to bring. DEEPER: score of the likeliest path that is drafted on.
+    scale: of scores. tree: the largest it drafts. usual: what a drafted cycle is taken to cost.
+    drafted_tok: tokens that a tree is expected to bring.
     """
 
     asks = frozenset({PLAN, EXTEND, SIZE})

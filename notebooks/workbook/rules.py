@@ -1,12 +1,7 @@
 """The rules of engines and papers as they are, and tuned on the terms on which controllers learn.
 
-    as they are   an engine's chain with its constants, a paper's tree with its settings, cut to
-                  what was recorded
-    tuned         a chain and every shape of the terms are tried; what else a rule leaves open is
-                  chosen on part "train", the shape on part "tune", and answers are priced
-
-The rules of engines are the files of notebooks/rules. A rule has only few settings, so all of
-them are tried in replay. The classifiers among the papers' rules are fitted too, once per shape.
+Tuned: a chain and every shape of the terms are tried in replay; settings are chosen on part
+"train", the shape on part "tune", and answers are priced.
 """
 
 from __future__ import annotations
@@ -44,8 +39,7 @@ from workbook.terms import Arena, Shape, in_time
 class Open:
     """What a rule leaves open: setting -> values that are tried.
 
-    fitted: it is a classifier, so that seeds differ. square: it reads trees of as many beams as
-    children. chain: it drafts chains alone.
+    fitted: a classifier. square: as many beams as children. chain: it drafts chains alone.
     """
 
     knobs: dict[str, tuple]
@@ -119,6 +113,7 @@ class Tuner:
 
     def settings(self, name: str, shape: Shape) -> list[dict]:
         """Everything that is tried in one shape."""
+        # 1. what the shape and the recording fix
         top_k, beam = shape
         levels = self.arena.depth(shape) + 1
         common = {"top_k": top_k, "verify_nodes": self.nodes(shape)}
@@ -129,6 +124,7 @@ class Tuner:
         else:
             common["verify_nodes"] = min(common["verify_nodes"], pool_size(levels - 1, top_k))
             common["max_depth"] = levels - 1
+        # 2. every combination of what the rule leaves open
         knobs = RULES[name].knobs
         options = []
         for values in itertools.product(*knobs.values()):
@@ -166,6 +162,7 @@ class Tuner:
         if not deepest:
             why = f"{name} drafts chains, which were not recorded"
             raise SpecdecError(f"{why}; record a family or top_k 1.")
+        # defaults, cut to what was recorded
         settings = {}
         for field in dataclasses.fields(_CLASSES[name]):
             if field.name in ("most_levels", "levels"):
@@ -239,8 +236,7 @@ class Tuner:
     def all(self, minutes: float = 0.0) -> tuple[dict[Method, list[Policy]], pd.DataFrame]:
         """{method: policies}, engines' rules as they ship and all tuned; a row for each tuned one.
 
-        minutes: as in `in_time`. The state of a row says "found", "tuned", "left" or why the rule
-        was refused: that stops no other.
+        minutes, state: as in `in_time`.
         """
         policies: dict[Method, list[Policy]] = {}
         methods = {}

@@ -67,9 +67,8 @@ Shape = tuple[int, tuple[int, ...]]  # children per node, and the nodes that lev
 class EqualTerms:
     """What every learned controller is given alike; objective and network stay its own.
 
-    shapes: children per node and, where they differ, the nodes that each level expands.
-    intervals: what Re-SpS tries in their place. depth: expansions at most. trial_frac, effort:
-    lengths of trials and trainings as parts of a training's own length.
+    shapes: children per node and the nodes that each level expands. intervals: Re-SpS's in their
+    place. trial_frac, effort: lengths as parts of a training's own.
     """
 
     name: str = EQUAL
@@ -110,8 +109,8 @@ class Job:
 class Arena:
     """On what, for which machine and where controllers are trained.
 
-    trace: a recording with parts "train" and "tune". wide: one of the published grids (`WIDE`).
-    sampled: one at temperature one, for RADAR. pair: to time answers and to learn live.
+    trace: with parts "train" and "tune". wide: one of the published grids (`WIDE`). sampled: at
+    temperature one, for RADAR. pair: to time answers and to learn live.
     """
 
     trace: object
@@ -195,8 +194,7 @@ class Arena:
 def best_of_grids(trace, costs, systems=tuple(GRIDS)) -> dict[Method, list[Policy]]:
     """The fastest tree of each paper's own grid, on the parts `train` and `tune`.
 
-    LTD's is searched on HumanEval alone, as in the paper, and left out where that was not
-    recorded. A method's preset says where the grid was not recorded whole.
+    LTD's is searched on HumanEval alone, as in the paper. A preset says if the grid was cut.
     """
     chosen_on = trace.turns["part"].isin(CHOSEN_ON)
     benchmarks = trace.turns["suite"].str.rpartition("/")[2]
@@ -461,11 +459,7 @@ def saved(folder: Path) -> Policy:
 
 
 def train_all(arena: Arena, jobs: Sequence[Job], minutes: float = 0.0):
-    """The policies by `Job.method`, a list with one per seed, and a table: one row per job.
-
-    A row's state says "found", "trained", "left" or why it was refused: one system that cannot
-    learn here stops no other. minutes: as in `in_time`.
-    """
+    """Policies by `Job.method`, one per seed, and a table with a row per job; as `in_time`."""
     policies: dict[Method, list[Policy]] = {}
 
     def trained(job: Job) -> dict:
@@ -486,8 +480,7 @@ def train_all(arena: Arena, jobs: Sequence[Job], minutes: float = 0.0):
 def in_time(tasks, kinds, minutes: float, make: Callable, made: str, is_made: Callable) -> list:
     """What `make` says of each task, and its state: "found", `made`, "left", "refused: ...".
 
-    minutes: no task begins after so long, nor one that would end later if it took as long as the
-    last of its kind (0: no limit). What is left is for the next call.
+    minutes: no task begins that would end later if it took as long as the last of its kind.
     """
     began = time.perf_counter()
     took_s: dict[Any, float] = {}
@@ -511,9 +504,7 @@ def in_time(tasks, kinds, minutes: float, make: Callable, made: str, is_made: Ca
 def with_published(comparison: Comparison, wide, costs, policies: dict, **options) -> Comparison:
     """`comparison` and policies that only another recording can judge.
 
-    wide: that recording, of the same turns with other trees. The bound of a turn is the lower of
-    both recordings'. SpecdecError where the recordings hold other texts. options: policy_ms, pair
-    and progress of `compare_replay`.
+    wide: of the same texts with other trees. options: of `compare_replay`.
     """
     # 1. the policies on the other recording, beside any static tree
     mine = comparison.turns
@@ -527,9 +518,9 @@ def with_published(comparison: Comparison, wide, costs, policies: dict, **option
     # 2. the default tree takes the same time in both only if the texts are the same
     keys = [*TURN, "new_tok", "time_ms"]
     name = comparison.baselines.default
-    here = mine.loc[mine["method"] == name, keys].round(6)
-    there = theirs.turns.loc[theirs.turns["method"] == name, keys].round(6)
-    if len(here) != len(there) or len(here.merge(there)) < len(here):
+    times = mine.loc[mine["method"] == name, keys].round(6)
+    other_times = theirs.turns.loc[theirs.turns["method"] == name, keys].round(6)
+    if len(times) != len(other_times) or len(times.merge(other_times)) < len(times):
         why = "the two recordings hold other texts"
         raise SpecdecError(f"{why}; record the same prompts, in float32, with the same lengths.")
     # 3. the lower bound of each turn

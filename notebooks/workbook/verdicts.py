@@ -1,12 +1,9 @@
 """The one rule by which measured numbers become a verdict.
 
-A claim compares numbers with a limit. Each number comes with its 95 % interval over prompts or
-seeds, and its one-sided p-values follow from that interval (Student's t). A claim *holds* where
-every number of every run and table lies on the right side, and *does not hold* where, in at least
-one run, every table that measured it (live and replay) has a number on the wrong side, after
-Bonferroni. Then the claims of one paper are one family, adjusted after Holm. So a verdict needs at
-least LEAST_PROMPTS prompts, live and replay that agree, all seeds and all pairs. Numbers without a
-spread (counts, what papers print) are compared without an interval.
+Each number has its 95 % interval, and one-sided p-values follow from it (Student's t). A claim
+*holds* where every number of every run lies on the right side. It *does not hold* where in at
+least one run every table has a number on the wrong side, after Bonferroni. The claims of one paper
+are one family, after Holm. Numbers without a spread are compared without an interval.
 """
 
 from __future__ import annotations
@@ -60,8 +57,7 @@ def one_sided(value: float, low: float, high: float, prompts: int, limit: float)
 class Finding:
     """What the parts of one claim say.
 
-    p_value: two-sided, of the side that they lean to. right: whether that is the claim's side.
-    tested: by intervals, so that it counts in the family.
+    p_value: two-sided, of the side that they lean to, which `right` names. tested: by intervals.
     """
 
     p_value: float = 1.0
