@@ -31,12 +31,11 @@ TREES = {TUNED: "tuned static", PER_SUITE: "per-suite tuned static"}
 class Method(str):
     """The name of a method, and the fields it is made of.
 
-    system: what decides: a paper's system, a rule, a bound, "static" for a static tree, or any name
-    of the caller's. terms: its training or tuning conditions, a key of TERMS; for a static tree
-    DEFAULT, TUNED, PER_SUITE or GRID, the fastest of the trees that a paper's controller chooses
-    between. preset: which of several: a static tree's numbers, whose GRID, a round of LTD, a file
-    of released weights. trained_on: the costs it learned from. adapted: its transfer from there to
-    other costs: CARRIED unchanged, REPRICED.
+    system: a paper's system, a rule, a bound, "static" for a static tree, or any name. terms: its
+    training or tuning conditions, a key of TERMS; for a static tree DEFAULT, TUNED, PER_SUITE or
+    GRID, the fastest of the trees that a paper's controller chooses between. preset: a static
+    tree's numbers, whose GRID, a round of LTD, a file of released weights. trained_on: the costs it
+    learned from. adapted: its transfer from there to other costs, CARRIED or REPRICED.
 
     >>> Method("RADAR", terms="paper"), Method("static", terms="default", preset="60,7,10")
     ('RADAR, the paper's settings', 'default 60,7,10')

@@ -138,8 +138,7 @@ def code_hash() -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _hash_since(path: Path, changed_ns: int) -> str:
-    """`file_hash`, cached: every run asks for that of 60 MB of weights."""
-    return file_hash(path)
+    return file_hash(path)  # cached, since every run asks for 60 MB of weights
 
 
 def file_hash(path: Path) -> str:

@@ -93,10 +93,7 @@ OPEN = (RunFile, TraceFile, BookLine)
 
 
 def checked(schema: type, value: Any, where: str | Path, advice: str) -> Any:
-    """`value` (JSON types) checked against its schema: a dict, or an object of the dataclass.
-
-    where: names the file in errors; advice: what to do about it.
-    """
+    """`value` (JSON types) checked against its schema: a dict, or an object of the dataclass."""
     try:
         return _adapter(schema).validate_json(json.dumps(value, default=str), strict=True)
     except pydantic.ValidationError as errors:
@@ -120,10 +117,9 @@ def _adapter(schema: type):
 def read_json(
     path: Path, schema: type | None = None, advice: str = "delete it and run again", version=None
 ) -> Any:
-    """A JSON file, checked against its schema.
+    """A JSON file, checked against its schema and its own checksum.
 
-    version: the number that its "schema" must have. A checksum in the file is compared with its
-    content. SpecdecError if it is missing, damaged or of other content.
+    version: the number that its "schema" must have.
     """
     path = Path(path)
     try:

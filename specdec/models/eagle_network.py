@@ -292,8 +292,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 #     z = fc([e; f]);  z <- z + down(silu(up([n2(n1(z)); n2(e)])))
 #     layer(z) = [predicted; regressed]    the head reads the first, the second is fed back
 #
-# A feature that must both be close to the target's and predict the next token serves neither well;
-# here each has its own half.
+# The state's halves are a feature close to the target's and one that predicts the next token.
 
 
 class FusionMLP(nn.Module):
@@ -354,7 +353,7 @@ class BlockNetwork(EagleNetwork):
     """EAGLE-3's layer with rows for tokens that are not known yet: one pass drafts a block.
 
     After P-EAGLE (arXiv 2602.01469). The first row of a block is EAGLE-3's own; all others read the
-    mask's token and the same learned features, `mask_hidden`. Each sees the text and earlier rows.
+    mask's token and `mask_hidden`. Each sees the text and earlier rows.
     """
 
     def __init__(self, config: EagleConfig):

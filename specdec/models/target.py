@@ -37,7 +37,7 @@ _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyD
 
 @dataclass
 class Rows:
-    """The result of a forward: logits [R, V] of the requested rows, features [T, taps * Ht]."""
+    """Logits [R, V] of the requested rows of a forward, and features [T, taps * Ht]."""
 
     logits: Tensor
     features: Tensor | None
