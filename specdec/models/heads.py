@@ -6,13 +6,15 @@
     Medusa   path_i = h: all nodes of a level have the same children
     Hydra    path_i = [h; e(t_0); ...; e(t_i)], t_0 the root, t_1 .. t_i the tokens down to the node
 
-All heads share one projection over the draft vocabulary. Files:
+Ours share one projection over the draft vocabulary; the official ones have one per head. Files:
 
-    config.json              medusa_num_heads or hydra_num_heads, draft_vocab_size
-    {kind}_lm_head.safetensors
-        Medusa               {i}.0.linear.{weight,bias}
-        Hydra                hydra_mlp.{i}.0.{linear,res_connection}.{weight,bias}
-        both                 lm_head.weight, d2t, t2d
+    Medusa   config.json: medusa_num_heads       medusa_lm_head.safetensors or .pt
+             {i}.0.linear.{weight,bias}          block of head i
+             {i}.1.weight                        its projection
+    Hydra    config.json: hydra_num_heads        hydra_lm_head.safetensors or .pt
+             hydra_mlp.{i}.0.{linear,res_connection}.{weight,bias}
+             hydra_lm_head.{i}.{weight,bias}
+    ours     lm_head.weight, d2t, t2d in place of the projections; draft_vocab_size
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from specdec.models.eagle_drafter import NetworkDrafter
 from specdec.models.eagle_files import (
     WEIGHT_FILES,
     Fields,
+    bad_checkpoint,
     read_tensors,
     save_tensors,
     with_weights,
@@ -39,16 +42,17 @@ from specdec.models.eagle_files import (
 from specdec.models.eagle_network import best_tokens
 from specdec.models.target import Target
 
-# a head's block in files: before and after its number
-MEDUSA = ("", ".0.")
-HYDRA = ("hydra_mlp.", ".0.")
+# (our name, the official one) of a head's block and projection, after its number
+MEDUSA = [("first.{}.", "{}.0."), ("lm_heads.{}.", "{}.1.")]
+HYDRA = [("first.{}.", "hydra_mlp.{}.0."), ("lm_heads.{}.", "hydra_lm_head.{}.")]
 
 
 @dataclass(frozen=True)
 class HeadsConfig:
     """The heads of one drafter.
 
-    hydra: they also read the tokens drafted so far. taps: the last hidden state.
+    hydra: they also read the tokens drafted so far. shared: one projection over the draft
+    vocabulary, else one per head over the target's. taps: the last hidden state.
     """
 
     hidden_size: int
@@ -56,6 +60,7 @@ class HeadsConfig:
     draft_vocab_size: int
     num_heads: int = 4
     hydra: bool = False
+    shared: bool = True
     taps: tuple[int, ...] | None = None
     num_taps = 1
     own_embedding = False
@@ -106,10 +111,14 @@ class HeadsNetwork(nn.Module):
         self.config = config
         hidden = config.hidden_size
         self.first = nn.ModuleList()
+        self.lm_heads = nn.ModuleList()
         for head in range(config.num_heads):
             wide = hidden * (head + 2) if config.hydra else hidden
             self.first.append(Block(wide, hidden))
-        self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
+            if not config.shared:
+                self.lm_heads.append(nn.Linear(hidden, config.vocab_size, bias=config.hydra))
+        if config.shared:
+            self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
         self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
 
@@ -125,9 +134,8 @@ class HeadsNetwork(nn.Module):
         return state
 
     def head(self, state: Tensor, level: int = 0) -> Tensor:
-        """Draft logits [..., Vd], by the same projection at every level."""
-        logits: Tensor = self.lm_head(state)
-        return logits
+        """Draft logits [..., Vd]."""
+        return self.lm_head(state) if self.config.shared else self.lm_heads[level](state)
 
 
 class HeadsDrafter(NetworkDrafter):
@@ -181,31 +189,52 @@ def load_heads(folder: Path, target: Target) -> HeadsDrafter:
 def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
     """The heads in `folder`, built for `target`. SpecdecError if they do not fit."""
     fields = Fields(folder)
+    folder = fields.folder
     kind = "hydra" if "hydra_num_heads" in fields else "medusa"
+    # Hydra's other variants would load and draft badly
     heads = fields.number(f"{kind}_num_heads")
+    usual = {"hydra_head_arch": "mlp", f"{kind}_num_layers": 1, "hidden_state_offset": 0}
+    if any(fields.get(name, value) != value for name, value in usual.items()):
+        raise bad_checkpoint(folder, "only heads of kind mlp and of one layer are read")
     # 1. the weights, by our names
-    tensors = {}
-    before, after = HYDRA if kind == "hydra" else MEDUSA
-    pattern = rf"^{before}(\d+){re.escape(after)}"
-    files = (f"{kind}_lm_head.safetensors", *WEIGHT_FILES)
-    for name, tensor in read_tensors(fields.folder, files).items():
-        tensors[re.sub(pattern, r"first.\1.", name)] = tensor
+    files = (f"{kind}_lm_head.safetensors", f"{kind}_lm_head.pt", *WEIGHT_FILES)
+    tensors = read_tensors(folder, files)
+    names = HYDRA if kind == "hydra" else MEDUSA
+    official = [(theirs, ours) for ours, theirs in names]
+    tensors = {renamed(name, official): tensor for name, tensor in tensors.items()}
     # 2. their shape; what a file does not say is the target's
-    drafted = fields.number("draft_vocab_size", target.vocab_size)
-    sizes = (target.hidden_size, target.vocab_size, drafted, heads)
-    config = HeadsConfig(*sizes, hydra=kind == "hydra", taps=(target.num_layers,))
-    return with_weights(HeadsNetwork, config, tensors, fields.folder)
+    config = HeadsConfig(
+        target.hidden_size,
+        target.vocab_size,
+        fields.number("draft_vocab_size", target.vocab_size),
+        heads,
+        hydra=kind == "hydra",
+        shared="lm_head.weight" in tensors,
+        taps=(target.num_layers,),
+    )
+    return with_weights(HeadsNetwork, config, tensors, folder)
+
+
+def renamed(name: str, names: list[tuple[str, str]]) -> str:
+    """A tensor's name with the beginning of one convention replaced by another's."""
+    for before, after in names:
+        pattern = re.escape(before).replace(r"\{\}", r"(\d+)")
+        match = re.match(pattern, name)
+        if match:
+            return after.format(match[1]) + name[match.end() :]
+    return name
 
 
 def save_heads(network: HeadsNetwork, folder: str | Path, dtype: torch.dtype | None = None) -> Path:
-    """Write config.json and the heads' safetensors, each atomically."""
+    """Write config.json and the heads' safetensors in the official layout, each atomically."""
     folder = Path(folder)
     config = network.config
-    kind = "hydra" if config.hydra else "medusa"
-    before, after = HYDRA if config.hydra else MEDUSA
     tensors = {}
     for name, value in network.state_dict().items():
-        tensors[re.sub(r"^first\.(\d+)\.", rf"{before}\1{after}", name)] = value
+        # a vocabulary that is not reduced needs no maps
+        if name not in ("d2t", "t2d") or config.shared:
+            tensors[renamed(name, HYDRA if config.hydra else MEDUSA)] = value
+    kind = "hydra" if config.hydra else "medusa"
     save_tensors(tensors, folder / f"{kind}_lm_head.safetensors", dtype)
     raw: dict[str, Any] = {f"{kind}_num_heads": config.num_heads, f"{kind}_num_layers": 1}
     if config.hydra:
@@ -213,6 +242,7 @@ def save_heads(network: HeadsNetwork, folder: str | Path, dtype: torch.dtype | N
     else:
         raw["version"] = "2"
     raw |= {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
-    raw["draft_vocab_size"] = config.draft_vocab_size
+    if config.shared:
+        raw["draft_vocab_size"] = config.draft_vocab_size
     runs.write_json(folder / "config.json", raw)
     return folder

@@ -203,7 +203,16 @@ def replace_forward(module: Any) -> None:
         return
     for part, forward in FORWARDS.items():
         if family in [name + part for name in FAMILIES]:
-            module.forward = functools.partial(forward, module)
+            module.forward = functools.partial(unless_patched, forward, module)
+
+
+def unless_patched(forward: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+    """Our forward, or the family's own where that or its rotary embedding was patched."""
+    kind = type(module)
+    rotary = vars(sys.modules[kind.__module__]).get("apply_rotary_pos_emb", kind)
+    if kind.forward.__module__ == rotary.__module__ == kind.__module__:
+        return forward(module, *args, **kwargs)
+    return kind.forward(module, *args, **kwargs)
 
 
 def rms_norm(self: Any, x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from specdec.core.decode import check_lengths, turn
 from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static, checked_policy
-from specdec.core.verification import Picker, text_seed
+from specdec.core.verification import Picker
 from specdec.errors import SpecdecError, check_integer
 
 # the model's arguments that cannot change a text

@@ -22,7 +22,7 @@ from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit
 from specdec.models.eagle_drafter import EagleDrafter
 from specdec.models.eagle_network import EagleConfig
-from specdec.models.heads import HeadsConfig, HeadsDrafter, load_heads, save_heads
+from specdec.models.heads import HeadsConfig, HeadsDrafter, load_heads, read_heads, save_heads
 from specdec.models.small_lm import SmallLM, load_small_lm
 from specdec.models.target import Target
 from specdec.replays.record import record
@@ -45,11 +45,13 @@ EAGLES = {
     "eagle-1, reduced vocabulary": replace(FIRST, draft_vocab_size=10),
     "griffin": replace(FIRST, griffin=True),
 }
-MEDUSA = HeadsConfig(WIDTH, VOCAB, 10, num_heads=3, taps=(LAYERS,))
+MEDUSA = HeadsConfig(WIDTH, VOCAB, VOCAB, num_heads=3, taps=(LAYERS,), shared=False)
+OURS = replace(MEDUSA, shared=True, draft_vocab_size=10)
 HEADS = {
     "medusa": MEDUSA,
-    "medusa, whole vocabulary": replace(MEDUSA, draft_vocab_size=VOCAB),
+    "medusa, ours": OURS,
     "hydra": replace(MEDUSA, hydra=True),
+    "hydra, ours": replace(OURS, hydra=True),
 }
 
 
@@ -80,7 +82,9 @@ def children_of_heads(drafter, ids, states, path):
         residual = block.res_connection.weight @ x + block.res_connection.bias
     x = residual + F.silu(block.linear.weight @ x + block.linear.bias)
     # 2. its projection
-    return (network.lm_head.weight @ x).log_softmax(-1)
+    projection = network.lm_head if config.shared else network.lm_heads[head]
+    bias = 0 if projection.bias is None else projection.bias
+    return (projection.weight @ x + bias).log_softmax(-1)
 
 
 def children_of_lm(drafter, ids, features, path):
@@ -135,7 +139,7 @@ def test_a_head_that_was_replaced_is_the_drafters_too():
     assert torch.equal(drafter.network.head(states), target.model.lm_head(states))
 
 
-@pytest.mark.parametrize("name", ["medusa", "hydra"])
+@pytest.mark.parametrize("name", ["medusa, ours", "hydra"])
 def test_the_text_of_heads_is_the_targets_own_and_replays(name, target, home):
     pair = Pair(target, drafter_of(HEADS[name], target), name="heads")
     shape = StaticShape([(0,), (1,), (0, 0), (1, 0), (2,)])
@@ -156,19 +160,27 @@ def test_the_text_of_heads_is_the_targets_own_and_replays(name, target, home):
     assert replayed.table["cycles"].tolist() == live
 
 
-NAMES = {
-    "medusa": {"2.0.linear.weight", "2.0.linear.bias", "lm_head.weight", "d2t", "t2d"},
-    "hydra": {"hydra_mlp.2.0.res_connection.bias", "hydra_mlp.0.0.linear.bias", "lm_head.weight"},
+OFFICIAL_NAMES = {
+    "medusa": {"2.0.linear.weight", "2.0.linear.bias", "2.1.weight"},
+    "medusa, ours": {"2.0.linear.weight", "lm_head.weight", "d2t", "t2d"},
+    "hydra": {"hydra_mlp.2.0.res_connection.bias", "hydra_lm_head.2.bias"},
+    "hydra, ours": {"hydra_mlp.2.0.linear.bias", "lm_head.weight"},
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", HEADS)
 def test_files_of_heads_are_read_again_and_hold_the_official_names(name, target, tmp_path):
     network = random_network(HEADS[name])
     folder = save_heads(network, tmp_path)
-    tensors = load_file(next(folder.glob("*.safetensors")))
-    assert set(tensors) >= NAMES[name]
-    assert not [part for part in tensors if part.startswith("first")]
+    file = next(folder.glob("*.safetensors"))
+    tensors = load_file(file)
+    assert set(tensors) >= OFFICIAL_NAMES[name]
+    assert not [part for part in tensors if part.startswith(("first", "lm_heads"))]
+    assert_same(read_heads(folder, target), network)
+    # as their authors published them
+    file.unlink()
+    unread = {"input_embed_fn.weight": torch.ones(2)}
+    torch.save({**tensors, **unread}, file.with_suffix(".pt"))
     assert_same(load_heads(folder, target).network, network)
 
 

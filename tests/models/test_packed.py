@@ -131,6 +131,28 @@ def test_what_is_changed_after_loading_changes_the_text(change, packed):
     assert many[0].tokens == text
 
 
+def rotate_wrongly(query, key, cos, sin):
+    return query * sin[:, None], -key
+
+
+def half(self, x):
+    return x / 2
+
+
+PATCHES = [("apply_rotary_pos_emb", rotate_wrongly), ("LlamaMLP.forward", half)]
+
+
+@pytest.mark.parametrize("name, patch", PATCHES)
+def test_a_family_that_is_patched_after_loading_runs_patched(name, patch, monkeypatch):
+    pair = specdec.load_pair("tiny", drafter="suffix", dtype="float32")
+    before = specdec.autoregress(pair, PROMPT, **SETTINGS).tokens
+    monkeypatch.setattr(f"transformers.models.llama.modeling_llama.{name}", patch)
+    plain = specdec.load_pair("tiny", drafter="suffix", dtype="float32", pack=False)
+    text = specdec.autoregress(plain, PROMPT, **SETTINGS).tokens
+    assert text != before
+    assert specdec.autoregress(pair, PROMPT, **SETTINGS).tokens == text
+
+
 def test_hooks_on_all_modules_run():
     pair = specdec.load_pair("tiny", drafter="suffix", dtype="float32")
     calls = []
