@@ -7,11 +7,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # Folder, lines that are allowed today, and the goal of this round. The limits are only lowered.
 BUDGETS = {
-    "package": ("specdec", 26_800, 24_500),
-    "helpers": ("notebooks", 8_700, 7_500),
-    "tests": ("tests", 20_500, 19_500),
+    "package": ("specdec", 24_100, 24_500),
+    "helpers": ("notebooks", 7_000, 7_500),
+    "tests": ("tests", 19_500, 19_500),
 }
-FILES = (109, 95)
+FILES = (94, 95)
 
 
 def python_files(folder: str) -> list[Path]:
