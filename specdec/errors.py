@@ -29,6 +29,13 @@ class SpecdecError(ValueError):
 
     so_far: what was decoded until decoding broke off, else None: the unfinished Generation of
     `decode`, a list of them of `decode_many` and `chat`. An interrupt (Ctrl-C) carries it too.
+
+    >>> import specdec
+    >>> try:
+    ...     specdec.load_pair("tinny")
+    ... except SpecdecError as error:
+    ...     print(error)
+    unknown preset 'tinny'; did you mean 'tiny'?
     """
 
     so_far: Any = None
