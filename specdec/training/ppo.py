@@ -85,6 +85,7 @@ class RunOptions:
         check_fields(self, envs=(1, math.inf))
 
 
+@loop.undisturbed()
 def train_policy(
     learner: Learned, task: Task, ppo: PPOConfig, options: RunOptions, judge=None
 ) -> Learned:
@@ -173,7 +174,10 @@ def iteration(model, rollouts: Rollouts, state: State, config: PPOConfig, steps:
     middle = (steps + reached) / 2  # of the whole training, for the learning rate
     model._current_progress_remaining = 1.0 - middle / config.total_steps
     with torch.inference_mode(False), torch.enable_grad():  # a live pair runs without gradients
-        model.train()
+        try:
+            model.train()
+        except ValueError as error:  # torch's distributions refuse logits that are not finite
+            raise SpecdecError(loop.DIVERGED) from error
     speed = row["new_tok"] / row["total_ms"]
     return {"steps": reached, **row, "rate": reward.rate, "tok_per_ms": speed, "score": math.nan}
 
@@ -387,7 +391,9 @@ def action_logits(policy, observations: np.ndarray) -> np.ndarray:
     """float32 [B, actions] of a stable-baselines3 MlpPolicy for observations float32 [B, O]."""
     inputs = torch.from_numpy(np.ascontiguousarray(observations))
     with torch.no_grad():
-        return policy.action_net(policy.mlp_extractor.forward_actor(inputs)).numpy()
+        logits = policy.action_net(policy.mlp_extractor.forward_actor(inputs))
+    loop.check_finite([logits])
+    return logits.numpy()
 
 
 def export(policy, activation: str, scale=None) -> Network:

@@ -30,7 +30,8 @@ from specdec.policies import radar as controller
 from specdec.policies.base import chose, named
 from specdec.policies.radar import CONTINUE, DECISIONS, HIDDEN, STATE, STOP, RadarConfig
 from specdec.replays.trace import Trace
-from specdec.training.loop import Best, TrainingRun, batches, descend, seeded, warn_of_a_constant
+from specdec.training.loop import Best, TrainingRun, batches, descend, seeded, undisturbed
+from specdec.training.loop import warn_of_a_constant
 
 STOPS = DECISIONS + 1  # expansions when drafting stops: 0 to 7
 LENGTHS = STOPS + 1  # accepted draft tokens: 0 to 8
@@ -348,6 +349,7 @@ class Trained:
     results: dict
 
 
+@undisturbed()
 def train_radar(
     data: RadarData | Trace,
     costs: CostModel | np.ndarray,

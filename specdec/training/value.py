@@ -34,7 +34,7 @@ from specdec.replays.record import record
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static
 from specdec.replays.trace import NEVER, Trace
-from specdec.training.loop import Best, descend
+from specdec.training.loop import Best, check_finite, descend, undisturbed
 
 # Chosen after learning, in this order: when the model is evaluated, and the bonus for continuing.
 SCHEDULES = (
@@ -48,6 +48,7 @@ PATIENCE = 4  # held-out losses without improvement before training stops; one p
 PROBE_WIDTH = 8
 
 
+@undisturbed()
 def train_value(
     trace: Trace,
     costs: CostModel,
@@ -343,6 +344,7 @@ def fit_model(
             break
     if curve:
         best.load_into(net)
+    check_finite(net.parameters())
     return net.eval().arrays(), pd.DataFrame(curve, columns=["step", "loss", "held_out_loss"])
 
 
