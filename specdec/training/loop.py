@@ -25,8 +25,7 @@ from tqdm.auto import tqdm
 
 from specdec import machine, runs
 from specdec.core.verification import mixed_seed
-from specdec.errors import SpecdecError, unreadable, warn
-from specdec.policies.base import COLLAPSED_FRAC
+from specdec.errors import SpecdecError, unreadable
 
 DECAY_FRAC = 0.35  # last fraction of a run, over which the learning rate falls to zero
 FORMAT = "3"  # of checkpoints
@@ -338,13 +337,6 @@ def descend(
 def batches(rows: int, size: int) -> Iterator[Tensor]:
     """All row numbers in random order, `size` at a time."""
     yield from torch.randperm(rows).split(size)
-
-
-def warn_of_a_constant(what: str, frac: float) -> None:
-    """Warn if one answer makes up `frac` of a trained policy's cycles and that is nearly all."""
-    if frac >= COLLAPSED_FRAC:
-        text = f"{what} in {frac:.1%} of cycles: it collapsed to a constant"
-        warn(f"{text}; try another seed or longer exploration.")
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:

@@ -31,7 +31,6 @@ from specdec.policies.base import chose, named
 from specdec.policies.radar import CONTINUE, DECISIONS, HIDDEN, STATE, STOP, RadarConfig
 from specdec.replays.trace import Trace
 from specdec.training.loop import Best, TrainingRun, batches, descend, seeded, undisturbed
-from specdec.training.loop import warn_of_a_constant
 
 STOPS = DECISIONS + 1  # expansions when drafting stops: 0 to 7
 LENGTHS = STOPS + 1  # accepted draft tokens: 0 to 8
@@ -111,9 +110,9 @@ def rows_for(config: RadarConfig, trace: Trace) -> RadarData:
 def from_trace(trace: Trace, *, exact=None, flat_nodes=None, tree: TreeConfig = TREE) -> RadarData:
     """The data set of a recording of trees of k = 10 and depth >= 7, or of trees like `tree`.
 
-    exact=True: the positions with recorded distributions (`trace.acceptance_distributions`, T = 1).
-    False: every position, with the accepted length in place of the distribution: complete at T = 0,
-    a sample from it at T > 0. None uses distributions if there are any. flat_nodes: 59 as in RADAR,
+    exact: False takes every position, with the accepted length in place of the distribution:
+    complete at T = 0, a sample from it at T > 0. None takes those with recorded distributions
+    (`trace.acceptance_distributions`, T = 1) if there are any. flat_nodes: 59 as in RADAR,
     where a single draft call yields a flat tree of so many tokens, or None for the engine's 10
     children; their distribution is then derived from the deeper trees.
     """
@@ -155,11 +154,8 @@ def from_trace(trace: Trace, *, exact=None, flat_nodes=None, tree: TreeConfig = 
 
 
 def distributions_of(trace: Trace, exact: bool | None = None, tree: TreeConfig = TREE):
-    """`trace.acceptance_distributions`, of RADAR's tree alone, or None."""
+    """`trace.acceptance_distributions`, of RADAR's tree alone and unless exact is False, or None."""
     recorded = trace.acceptance_distributions
-    if exact and (recorded is None or tree != TREE):
-        why = f"this recording holds no distributions of {tree}"
-        raise SpecdecError(f"{why}; record with lengths=... or pass exact=False.")
     if exact is False or recorded is None or not len(recorded[0]) or tree != TREE:
         return None
     return recorded
@@ -351,14 +347,14 @@ class Trained:
 
 @undisturbed()
 def train_radar(
-    data: RadarData | Trace,
-    costs: CostModel | np.ndarray,
-    config: RadarConfig | str = "ours",
+    data,
+    costs,
+    config="ours",
     *,
-    seed: int = 0,
+    seed=0,
     out_dir: Path,
     trained_for: dict | None = None,
-    resume: bool = True,
+    resume=True,
 ) -> Trained:
     """Train one controller and write it to out_dir/policy, beside its plan, curve and checkpoint.
 
@@ -404,8 +400,6 @@ def train_radar(
     # 4. what it reaches
     results = trainer.judge()
     run.finish(**results)
-    stops = f"this RADAR policy stops after {results['most_common_stop']} expansions"
-    warn_of_a_constant(stops, results["most_common_frac"])
     return Trained(policy, run.table(), results)
 
 
