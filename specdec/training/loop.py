@@ -32,9 +32,7 @@ FORMAT = "3"  # of checkpoints
 DIVERGED = "the training diverged: its numbers are not finite any more; lower the learning rate."
 
 
-def rate_factor(
-    step: int, last_step: int | None, warmup_steps: int, linear_end: int | None = None
-) -> float:
+def rate_factor(step: int, last_step: int | None, warmup_steps: int, linear_end=None) -> float:
     """The learning rate as a fraction of its peak.
 
     Linear warm-up, then constant, then linear to zero over the last DECAY_FRAC of the run (constant
@@ -320,9 +318,7 @@ def seeded(seed: int, number: int):
     return generators(mixed_seed(seed, number))
 
 
-def descend(
-    optimizer: torch.optim.Optimizer, loss: Tensor, clip_norm: float | None = None
-) -> float:
+def descend(optimizer, loss: Tensor, clip_norm: float | None = None) -> float:
     """One optimiser step on `loss`, whose value is returned. clip_norm: the gradient's limit."""
     check_finite([loss])
     optimizer.zero_grad(set_to_none=True)

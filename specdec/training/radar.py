@@ -154,7 +154,7 @@ def from_trace(trace: Trace, *, exact=None, flat_nodes=None, tree: TreeConfig = 
 
 
 def distributions_of(trace: Trace, exact: bool | None = None, tree: TreeConfig = TREE):
-    """`trace.acceptance_distributions`, of RADAR's tree alone and unless exact is False, or None."""
+    """`trace.acceptance_distributions`, or None: of another tree, or with exact=False."""
     recorded = trace.acceptance_distributions
     if exact is False or recorded is None or not len(recorded[0]) or tree != TREE:
         return None
@@ -172,9 +172,7 @@ def point_masses(accepted: np.ndarray) -> np.ndarray:
     return (accepted[..., None] == np.arange(LENGTHS)).astype(np.float32)
 
 
-def latency_ms(
-    costs: CostModel, context_tok, flat_nodes: int | None = None, tree: TreeConfig = TREE
-) -> np.ndarray:
+def latency_ms(costs: CostModel, context_tok, flat_nodes=None, tree: TreeConfig = TREE):
     """l(a), float64 [Q, 8]: a cycle with a expansions, and the questions up to there.
 
     A question costs costs.question_ms plus costs.policy_ms of "radar" (0 if missing).
@@ -279,12 +277,12 @@ def loss_of(config: RadarConfig, logits: Tensor, batch: Rows, rate: float, step_
 
 
 def advantage_loss(logits: Tensor, returns: Tensor) -> Tensor:
-    """Cost-sensitive logistic loss: |advantage of continuing| times the better side's log-loss.
+    """|advantage of continuing| times the better side's log-loss. returns [B, 8] of each stop.
 
-    returns [B, 8] of each stop. The value of continuing is that of the current policy (arg-max). A
-    decision that is wrong and certain still moves: the exact gradient has a factor p (1 - p), which
-    vanishes there.
+    The value of continuing is that of the current policy (arg-max).
     """
+    # a decision that is wrong and certain still moves: the exact gradient has a factor p (1 - p),
+    # which vanishes there
     margin = logits[..., CONTINUE] - logits[..., STOP]
     gains = []
     with torch.no_grad():

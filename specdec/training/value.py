@@ -115,12 +115,7 @@ def _untrained(trace: Trace, config: ValueConfig) -> ValuePolicy:
 
 
 def train_recording(
-    trace: Trace,
-    costs: CostModel,
-    config: ValueConfig = controller.OURS,
-    *,
-    seed: int,
-    out_dir: Path,
+    trace: Trace, costs: CostModel, config: ValueConfig, *, seed: int, out_dir: Path
 ) -> ValuePolicy:
     """Train on the beam of the tree that is fastest at these costs; writes policy and curve.
 
@@ -165,9 +160,7 @@ class _Detours(Policy):
         return min(answer, question.largest)
 
 
-def cycle_starts(
-    trace: Trace, costs: CostModel, policy: Policy, detours: int, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
+def cycle_starts(trace: Trace, costs: CostModel, policy: Policy, detours: int, seed=0):
     """(rows int64 [Q], histories float32 [Q, 5]) of cycle starts under `policy`.
 
     Once unchanged, then `detours` times with detours.

@@ -17,7 +17,6 @@ from specdec.training.loop import Best, TrainingRun
 from specdec.training.radar import train_radar
 from specdec.training.value import train_value
 
-pytestmark = pytest.mark.filterwarnings("ignore:this .* (gave the answer|policy stops)")
 TRACE = synthetic_trace(turns=12, positions=20, depth=8, top_ks=(3, 10), most_nodes=60)
 OURS = ValueConfig(top_k=3, sizes=(0, 1, 3, 7), hidden=8, steps=20, rounds=1)
 
