@@ -133,8 +133,12 @@ class Rule(Policy):
         # policy.json holds a hash of the weights, so they are written first
         sealed = []
         if isinstance(self, Learned):
+            arrays = self.trained_network().arrays()
+            if not all(np.isfinite(array).all() for array in arrays.values()):
+                why = f"the weights of this {type(self).__name__} are not finite"
+                raise SpecdecError(f"{why}, so it is not saved; train with a lower learning rate.")
             with runs.atomic(folder / WEIGHTS) as temporary:
-                save_file(self.trained_network().arrays(), temporary)
+                save_file(arrays, temporary)
             sealed.append(WEIGHTS)
         runs.write_json(folder / "policy.json", record, sealed)
         return folder

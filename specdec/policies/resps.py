@@ -150,11 +150,21 @@ class RespsPolicy(RespsSettings, Learned):
         with contextlib.suppress(SpecdecError):
             features = as_array(question.features)
         if self.state == "official":
-            return official_state(features, self.hidden_size, self.layers)
+            # the mean of the layers, else cut or zero-padded (1.1 [C])
+            state = np.zeros(self.hidden_size, dtype=np.float32)
+            if features.size == self.layers * self.hidden_size:
+                state[:] = features.reshape(self.layers, -1).mean(axis=0)
+            else:
+                state[: features.size] = features[: self.hidden_size]
+            return state
         check_width(type(self).__name__, features.size, self.features_size)
         if self.state == "concat":
             return features.copy()
-        return normalised(features.reshape(self.layers if self.per_layer else 1, -1)).ravel()
+        # layer norm without parameters: mean 0 and variance 1
+        rows = features.reshape(self.layers if self.per_layer else 1, -1)
+        rows = rows - rows.mean(axis=-1, keepdims=True)
+        scaled: np.ndarray = rows / np.sqrt(np.square(rows).mean(axis=-1, keepdims=True) + 1e-5)
+        return scaled.ravel()
 
     def attach(self, encode: Callable[[str], Any], read: Callable[[Question], str]) -> RespsPolicy:
         """Provide what state "text" needs in decoding and does not save; recordings hold it.
@@ -164,26 +174,6 @@ class RespsPolicy(RespsSettings, Learned):
         self._encode = encode
         self._read = read
         return self
-
-
-def official_state(features: np.ndarray, hidden_size: int, layers: int = 3) -> np.ndarray:
-    """The code's state: mean of the layers, else cut or zero-padded (1.1 [C]).
-
-    features float32 [F] -> float32 [hidden_size].
-    """
-    state = np.zeros(hidden_size, dtype=np.float32)
-    if features.size == layers * hidden_size:
-        state[:] = features.reshape(layers, hidden_size).mean(axis=0)
-    else:
-        state[: features.size] = features[:hidden_size]
-    return state
-
-
-def normalised(rows: np.ndarray) -> np.ndarray:
-    """Layer norm without parameters: each row of float32 [R, C] with mean 0 and variance 1."""
-    rows = rows - rows.mean(axis=-1, keepdims=True)
-    scaled: np.ndarray = rows / np.sqrt(np.square(rows).mean(axis=-1, keepdims=True) + 1e-5)
-    return scaled
 
 
 # what the paper's text has and its code has not

@@ -22,7 +22,7 @@ from specdec.core.tree_config import TreeConfig
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_name, warn
 from specdec.policies import ltd, resps
-from specdec.policies.base import L, Learned, PPOConfig, changed, chose, named, tree_of
+from specdec.policies.base import L, Learned, changed, chose, named, tree_of
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid
 from specdec.replays.trace import Trace
@@ -68,9 +68,7 @@ class _Course:
             "costs": costs.name,
         }
 
-    def learn(
-        self, learner: L, decoding: L, ppo: PPOConfig, task: Task, run: RunOptions, partner=None
-    ) -> L:
+    def learn(self, learner: L, decoding: L, ppo, task: Task, run: RunOptions, partner=None) -> L:
         """Train `learner`. Returns `decoding` with its weights, also saved in out_dir/policy.
 
         partner: decodes beside it while checkpoints are judged.
@@ -89,8 +87,7 @@ class _Course:
         judge = speed if self.config.select else None
         run = dataclasses.replace(run, trained_for=self.facts | run.trained_for)
         decoding.with_weights(train_policy(learner, task, ppo, run, judge))
-        recipe = f"recipe {self.config.name!r}, chosen before"
-        chose(decoding, "weights", "train", recipe)
+        chose(decoding, "weights", "train", f"recipe {self.config.name!r}, chosen before")
         if self.config.select:
             chose(decoding, "checkpoint", "tune")
         decoding.save(Path(run.out_dir) / "policy")

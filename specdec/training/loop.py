@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,16 +25,14 @@ from tqdm.auto import tqdm
 
 from specdec import machine, runs
 from specdec.core.verification import mixed_seed
-from specdec.errors import SpecdecError, unreadable, warn
-from specdec.policies.base import COLLAPSED_FRAC
+from specdec.errors import SpecdecError, unreadable
 
 DECAY_FRAC = 0.35  # last fraction of a run, over which the learning rate falls to zero
 FORMAT = "3"  # of checkpoints
+DIVERGED = "the training diverged: its numbers are not finite any more; lower the learning rate."
 
 
-def rate_factor(
-    step: int, last_step: int | None, warmup_steps: int, linear_end: int | None = None
-) -> float:
+def rate_factor(step: int, last_step: int | None, warmup_steps: int, linear_end=None) -> float:
     """The learning rate as a fraction of its peak.
 
     Linear warm-up, then constant, then linear to zero over the last DECAY_FRAC of the run (constant
@@ -63,6 +62,8 @@ class Best:
 
     def consider(self, weights: dict[str, Tensor], score: float | None, step: int = -1) -> None:
         """Keep a copy of `weights` if they score higher than all before; without a score always."""
+        if score is not None and not math.isfinite(score):
+            raise SpecdecError(DIVERGED)
         if score is not None and not score > self.score:
             self.misses += 1
             return
@@ -210,7 +211,10 @@ class TrainingRun:
         return last_step is not None and self.step >= last_step
 
     def save(self) -> None:
-        """Write the curve, then checkpoint.safetensors."""
+        """Write the curve, then checkpoint.safetensors; nothing if weights are not finite."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                check_finite(group["params"])
         if self.rows:
             runs.write_table(self.curve, self.table())
         tensors = {}
@@ -270,9 +274,10 @@ def restore(tensors: dict, parts: dict, optimizers=()) -> None:
 
 @contextmanager
 def generators(torch_seed: int, numpy_seed: int | None = None):
-    """torch's CPU generator (and numpy's global one) seeded inside the block, restored after it."""
+    """torch's generators (and numpy's global one) seeded inside the block, restored after it."""
     before = np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng(devices=[]):
+    gpus = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+    with torch.random.fork_rng(devices=range(gpus)):
         torch.manual_seed(torch_seed)
         if numpy_seed is not None:
             np.random.seed(numpy_seed)  # noqa: NPY002
@@ -282,15 +287,40 @@ def generators(torch_seed: int, numpy_seed: int | None = None):
             np.random.set_state(before)  # noqa: NPY002
 
 
+@contextmanager
+def undisturbed():
+    """A training's surroundings: gradients, float32, and random numbers that may be reseeded.
+
+    What the caller has set, and their random numbers, are as before after the block.
+    """
+    dtype = torch.get_default_dtype()
+    state = random.getstate()  # stable-baselines3 seeds Python's generator too
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    precision = torch.autocast(device, enabled=False)
+    with generators(0), precision, torch.inference_mode(False), torch.enable_grad():
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(dtype)
+            random.setstate(state)
+
+
+def check_finite(tensors: Iterable[Tensor]) -> None:
+    """SpecdecError if losses, outputs or weights of a training are not finite any more."""
+    for tensor in tensors:
+        if not tensor.isfinite().all():
+            raise SpecdecError(DIVERGED)
+
+
 def seeded(seed: int, number: int):
     """Inside the block torch is seeded with (seed, number)."""
     return generators(mixed_seed(seed, number))
 
 
-def descend(
-    optimizer: torch.optim.Optimizer, loss: Tensor, clip_norm: float | None = None
-) -> float:
+def descend(optimizer, loss: Tensor, clip_norm: float | None = None) -> float:
     """One optimiser step on `loss`, whose value is returned. clip_norm: the gradient's limit."""
+    check_finite([loss])
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     if clip_norm is not None:
@@ -303,13 +333,6 @@ def descend(
 def batches(rows: int, size: int) -> Iterator[Tensor]:
     """All row numbers in random order, `size` at a time."""
     yield from torch.randperm(rows).split(size)
-
-
-def warn_of_a_constant(what: str, frac: float) -> None:
-    """Warn if one answer makes up `frac` of a trained policy's cycles and that is nearly all."""
-    if frac >= COLLAPSED_FRAC:
-        text = f"{what} in {frac:.1%} of cycles: it collapsed to a constant"
-        warn(f"{text}; try another seed or longer exploration.")
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:

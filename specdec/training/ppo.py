@@ -14,7 +14,7 @@ import functools
 import hashlib
 import itertools
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from specdec import runs
-from specdec.core.records import EXTEND, PLAN, SIZE, Cycle
+from specdec.core.records import Cycle
 from specdec.errors import SpecdecError, check_fields
 from specdec.models.pairs import describe_pair
 from specdec.policies.base import Learned, Network, PPOConfig
@@ -32,15 +32,8 @@ from specdec.training import loop
 from specdec.training.env import Env, LiveSource, ReplaySource, Reward
 
 MAX_GRAD_NORM = 0.5  # stable-baselines3's default
-COUNTED = 2048  # decisions of the trained policy whose answers are counted, at most
 RATE_MEMORY = 0.8  # weight of earlier rollouts in the throughput of "lagrangian"
 PATIENCE = 500  # decisions without a transition before training gives up
-# The part of a finished cycle that a learner of each kind has decided.
-DECIDED = {
-    PLAN: ("verify_nodes", "expansions", "top_k"),
-    EXTEND: ("expansions",),
-    SIZE: ("verify_nodes",),
-}
 
 # The transitions (observation, cycles, whether the episode ends) of a decision; see `EnvRunner`.
 Credit = Callable[..., list[tuple[np.ndarray, list[Cycle], bool]]]
@@ -85,6 +78,7 @@ class RunOptions:
         check_fields(self, envs=(1, math.inf))
 
 
+@loop.undisturbed()
 def train_policy(
     learner: Learned, task: Task, ppo: PPOConfig, options: RunOptions, judge=None
 ) -> Learned:
@@ -128,17 +122,12 @@ def train_policy(
 
     label = f"{type(learner).__name__}, seed {seed}"
     run.run(segment, label, all_or_nothing=True, progress=options.progress)
-    # 4. the kept network and its answers
+    # 4. the kept network
     arrays = {name: tensor.numpy() for name, tensor in best.weights.items()}
     learner.network = Network.from_arrays(arrays, learner.activation)
     facts = {"seed": seed, "steps": ppo.total_steps, "ppo": dataclasses.asdict(ppo)}
     learner.trained_for = {**facts, **options.trained_for}
-    if not run.finished:
-        answers = count_answers(learner, make_env, ppo.total_steps, seed)
-        run.finish(**answers, steps=ppo.total_steps, elapsed_s=run.elapsed_s)
-    results = run.plan["results"]
-    answer = f"this {type(learner).__name__} gave the answer {tuple(results['most_common'])}"
-    loop.warn_of_a_constant(answer, results["most_common_frac"])
+    run.finish(weights=_hash_of(learner.network))
     return learner
 
 
@@ -173,7 +162,10 @@ def iteration(model, rollouts: Rollouts, state: State, config: PPOConfig, steps:
     middle = (steps + reached) / 2  # of the whole training, for the learning rate
     model._current_progress_remaining = 1.0 - middle / config.total_steps
     with torch.inference_mode(False), torch.enable_grad():  # a live pair runs without gradients
-        model.train()
+        try:
+            model.train()
+        except ValueError as error:  # torch's distributions refuse logits that are not finite
+            raise SpecdecError(loop.DIVERGED) from error
     speed = row["new_tok"] / row["total_ms"]
     return {"steps": reached, **row, "rate": reward.rate, "tok_per_ms": speed, "score": math.nan}
 
@@ -227,7 +219,8 @@ class Rollouts:
         shape = buffer.values.shape
         observations = torch.from_numpy(buffer.observations.reshape(-1, *buffer.obs_shape))
         actions = torch.from_numpy(buffer.actions.reshape(-1))
-        following = [runner.following for runner in self.runners]
+        # the observation after a column's last row may be queued already
+        following = [r.pending[0][1] if r.pending else r.observation for r in self.runners]
         policy.set_training_mode(False)
         with torch.no_grad():
             values, log_probs, entropy = policy.evaluate_actions(observations, actions)
@@ -291,14 +284,8 @@ class EnvRunner:
         self.pending: deque = deque()
         self.filled = 0  # rows of its column
         self.starts = True  # whether the next row begins an episode
-        self.rows: list[Cycle] = []  # finished by the latest decision, of its turn
         self._before: list[Cycle] = []
         self._first = True
-
-    @property
-    def following(self) -> np.ndarray:
-        """The observation after the buffer's last row."""
-        return self.pending[0][1] if self.pending else self.observation
 
     def draw(self, logits: np.ndarray) -> int:
         """An action from softmax(logits), by the Gumbel trick."""
@@ -311,14 +298,14 @@ class EnvRunner:
         cycles = info["cycles"]
         ended = info["turn_ended"]
         # 1. later cycles belong to another turn, and undecided turns to no decision
-        self.rows = cycles
+        rows = cycles
         if ended:
             rest = itertools.takewhile(lambda row: row.cycle > 0, cycles[1:])
-            self.rows = [*cycles[:1], *rest]
+            rows = [*cycles[:1], *rest]
         # 2. transitions; an episode never continues into another turn
-        transitions = [(observation, self.rows, over)]
+        transitions = [(observation, rows, over)]
         if self.credit is not None:
-            transitions = self.credit(observation, self.rows, self._before, self._first, ended)
+            transitions = self.credit(observation, rows, self._before, self._first, ended)
         for transition in transitions:
             self.pending.append((action, *transition))
         if ended:
@@ -327,7 +314,7 @@ class EnvRunner:
                 self.random = np.random.default_rng(self.each_turn)
         # 3. the cycles of the new turn that precede its first decision
         self._before = []
-        for row in cycles[len(self.rows) :]:
+        for row in cycles[len(rows) :]:
             if row.cycle == 0:
                 self._before = []
             self._before.append(row)
@@ -387,7 +374,9 @@ def action_logits(policy, observations: np.ndarray) -> np.ndarray:
     """float32 [B, actions] of a stable-baselines3 MlpPolicy for observations float32 [B, O]."""
     inputs = torch.from_numpy(np.ascontiguousarray(observations))
     with torch.no_grad():
-        return policy.action_net(policy.mlp_extractor.forward_actor(inputs)).numpy()
+        logits = policy.action_net(policy.mlp_extractor.forward_actor(inputs))
+    loop.check_finite([logits])
+    return logits.numpy()
 
 
 def export(policy, activation: str, scale=None) -> Network:
@@ -444,28 +433,6 @@ class State(torch.nn.Module):
         self.observations = RunningMoments(observation_size)
         self.rewards = RunningMoments(1)
         self.register_buffer("rate_sums", torch.zeros(2, dtype=torch.float64))
-
-
-def count_answers(learner: Learned, make_env, total_steps: int, seed: int) -> dict:
-    """How often the trained policy gives its commonest answer on the training text."""
-    seed = int(np.random.SeedSequence((seed, 1 << 30)).generate_state(1)[0])
-    runner = EnvRunner(make_env(seed), seed, None, None)
-    counts: Counter = Counter()
-    decisions = 0
-    # a cycle may need more decisions than a very short training had
-    while decisions < min(COUNTED, total_steps) or not counts:
-        decisions += 1
-        runner.step(int(learner.network(runner.observation).argmax()))
-        for row in runner.rows:
-            counts[tuple(getattr(row, name) for name in DECIDED[learner.kind])] += 1
-    runner.env.close()
-    answer, cycles = counts.most_common(1)[0]
-    return {
-        "answers": len(counts),
-        "most_common": list(answer),
-        "most_common_frac": cycles / counts.total(),
-        "weights": _hash_of(learner.network),
-    }
 
 
 def _hash_of(network: Network) -> str:

@@ -30,7 +30,7 @@ from specdec.policies import radar as controller
 from specdec.policies.base import chose, named
 from specdec.policies.radar import CONTINUE, DECISIONS, HIDDEN, STATE, STOP, RadarConfig
 from specdec.replays.trace import Trace
-from specdec.training.loop import Best, TrainingRun, batches, descend, seeded, warn_of_a_constant
+from specdec.training.loop import Best, TrainingRun, batches, descend, seeded, undisturbed
 
 STOPS = DECISIONS + 1  # expansions when drafting stops: 0 to 7
 LENGTHS = STOPS + 1  # accepted draft tokens: 0 to 8
@@ -110,9 +110,9 @@ def rows_for(config: RadarConfig, trace: Trace) -> RadarData:
 def from_trace(trace: Trace, *, exact=None, flat_nodes=None, tree: TreeConfig = TREE) -> RadarData:
     """The data set of a recording of trees of k = 10 and depth >= 7, or of trees like `tree`.
 
-    exact=True: the positions with recorded distributions (`trace.acceptance_distributions`, T = 1).
-    False: every position, with the accepted length in place of the distribution: complete at T = 0,
-    a sample from it at T > 0. None uses distributions if there are any. flat_nodes: 59 as in RADAR,
+    exact: False takes every position, with the accepted length in place of the distribution:
+    complete at T = 0, a sample from it at T > 0. None takes those with recorded distributions
+    (`trace.acceptance_distributions`, T = 1) if there are any. flat_nodes: 59 as in RADAR,
     where a single draft call yields a flat tree of so many tokens, or None for the engine's 10
     children; their distribution is then derived from the deeper trees.
     """
@@ -154,11 +154,8 @@ def from_trace(trace: Trace, *, exact=None, flat_nodes=None, tree: TreeConfig = 
 
 
 def distributions_of(trace: Trace, exact: bool | None = None, tree: TreeConfig = TREE):
-    """`trace.acceptance_distributions`, of RADAR's tree alone, or None."""
+    """`trace.acceptance_distributions`, or None: of another tree, or with exact=False."""
     recorded = trace.acceptance_distributions
-    if exact and (recorded is None or tree != TREE):
-        why = f"this recording holds no distributions of {tree}"
-        raise SpecdecError(f"{why}; record with lengths=... or pass exact=False.")
     if exact is False or recorded is None or not len(recorded[0]) or tree != TREE:
         return None
     return recorded
@@ -175,9 +172,7 @@ def point_masses(accepted: np.ndarray) -> np.ndarray:
     return (accepted[..., None] == np.arange(LENGTHS)).astype(np.float32)
 
 
-def latency_ms(
-    costs: CostModel, context_tok, flat_nodes: int | None = None, tree: TreeConfig = TREE
-) -> np.ndarray:
+def latency_ms(costs: CostModel, context_tok, flat_nodes=None, tree: TreeConfig = TREE):
     """l(a), float64 [Q, 8]: a cycle with a expansions, and the questions up to there.
 
     A question costs costs.question_ms plus costs.policy_ms of "radar" (0 if missing).
@@ -282,12 +277,12 @@ def loss_of(config: RadarConfig, logits: Tensor, batch: Rows, rate: float, step_
 
 
 def advantage_loss(logits: Tensor, returns: Tensor) -> Tensor:
-    """Cost-sensitive logistic loss: |advantage of continuing| times the better side's log-loss.
+    """|advantage of continuing| times the better side's log-loss. returns [B, 8] of each stop.
 
-    returns [B, 8] of each stop. The value of continuing is that of the current policy (arg-max). A
-    decision that is wrong and certain still moves: the exact gradient has a factor p (1 - p), which
-    vanishes there.
+    The value of continuing is that of the current policy (arg-max).
     """
+    # a decision that is wrong and certain still moves: the exact gradient has a factor p (1 - p),
+    # which vanishes there
     margin = logits[..., CONTINUE] - logits[..., STOP]
     gains = []
     with torch.no_grad():
@@ -348,15 +343,16 @@ class Trained:
     results: dict
 
 
+@undisturbed()
 def train_radar(
-    data: RadarData | Trace,
-    costs: CostModel | np.ndarray,
-    config: RadarConfig | str = "ours",
+    data,
+    costs,
+    config="ours",
     *,
-    seed: int = 0,
+    seed=0,
     out_dir: Path,
     trained_for: dict | None = None,
-    resume: bool = True,
+    resume=True,
 ) -> Trained:
     """Train one controller and write it to out_dir/policy, beside its plan, curve and checkpoint.
 
@@ -402,8 +398,6 @@ def train_radar(
     # 4. what it reaches
     results = trainer.judge()
     run.finish(**results)
-    stops = f"this RADAR policy stops after {results['most_common_stop']} expansions"
-    warn_of_a_constant(stops, results["most_common_frac"])
     return Trained(policy, run.table(), results)
 
 

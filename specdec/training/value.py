@@ -34,7 +34,7 @@ from specdec.replays.record import record
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static
 from specdec.replays.trace import NEVER, Trace
-from specdec.training.loop import Best, descend
+from specdec.training.loop import Best, check_finite, descend, undisturbed
 
 # Chosen after learning, in this order: when the model is evaluated, and the bonus for continuing.
 SCHEDULES = (
@@ -48,6 +48,7 @@ PATIENCE = 4  # held-out losses without improvement before training stops; one p
 PROBE_WIDTH = 8
 
 
+@undisturbed()
 def train_value(
     trace: Trace,
     costs: CostModel,
@@ -114,12 +115,7 @@ def _untrained(trace: Trace, config: ValueConfig) -> ValuePolicy:
 
 
 def train_recording(
-    trace: Trace,
-    costs: CostModel,
-    config: ValueConfig = controller.OURS,
-    *,
-    seed: int,
-    out_dir: Path,
+    trace: Trace, costs: CostModel, config: ValueConfig, *, seed: int, out_dir: Path
 ) -> ValuePolicy:
     """Train on the beam of the tree that is fastest at these costs; writes policy and curve.
 
@@ -164,9 +160,7 @@ class _Detours(Policy):
         return min(answer, question.largest)
 
 
-def cycle_starts(
-    trace: Trace, costs: CostModel, policy: Policy, detours: int, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
+def cycle_starts(trace: Trace, costs: CostModel, policy: Policy, detours: int, seed=0):
     """(rows int64 [Q], histories float32 [Q, 5]) of cycle starts under `policy`.
 
     Once unchanged, then `detours` times with detours.
@@ -343,6 +337,7 @@ def fit_model(
             break
     if curve:
         best.load_into(net)
+    check_finite(net.parameters())
     return net.eval().arrays(), pd.DataFrame(curve, columns=["step", "loss", "held_out_loss"])
 
 

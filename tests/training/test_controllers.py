@@ -27,7 +27,6 @@ from specdec.training.controllers import (
 )
 from specdec.training.env import ReplaySource, Reward
 
-pytestmark = pytest.mark.filterwarnings("ignore:this .* gave the answer")
 TRACE = synthetic_trace(turns=8, positions=40)  # depth 4, k = 3, 20 nodes, 8 features
 PARTS = ["train", "tune", "test", "train"] * 2
 

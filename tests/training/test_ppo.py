@@ -1,6 +1,5 @@
 """PPO: exact resume, exact export, what a decision earns, and that it learns."""
 
-import warnings
 from dataclasses import asdict, fields, replace
 
 import numpy as np
@@ -30,7 +29,6 @@ from specdec.training.ppo import (
     learning_rate,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:this .* gave the answer")
 TRACE = synthetic_trace(turns=8, positions=40)  # depth 4, k = 3, 20 nodes, 8 features
 SOURCE = ReplaySource(TRACE, COSTS)
 PPO = PPOConfig(
@@ -264,12 +262,10 @@ def test_a_finished_run_returns_and_another_is_refused(tmp_path, monkeypatch):
             train(tmp_path, **{**task, **change})
 
 
-def test_it_learns_and_warns_of_a_constant(tmp_path):
+def test_it_learns_what_is_rewarded(tmp_path):
     ppo = replace(PPO, n_steps=128, n_epochs=4, learning_rate=1e-2, ent_coef=0.0)
-    with pytest.warns(UserWarning, match=r"answer \(1,\) in 100.0% of cycles"):
-        warnings.simplefilter("always")
-        options = dict(ppo=ppo, total_steps=1536, segment_steps=512)
-        policy = train(tmp_path, reward=Reward("time"), **options)
+    options = dict(ppo=ppo, total_steps=1536, segment_steps=512)
+    policy = train(tmp_path, reward=Reward("time"), **options)
     curve = curve_of(tmp_path)
     assert curve["reward"].iloc[-1] > curve["reward"].iloc[0]
     assert curve["entropy"].iloc[-1] < curve["entropy"].iloc[0]
@@ -341,9 +337,6 @@ def test_a_run_notes_its_settings_and_results(tmp_path):
     assert policy.trained_for == facts
     curve = curve_of(tmp_path / "run")
     assert curve["steps"].tolist() == [64, 128, 192]
-    results = plan["results"]
-    assert results["most_common"][0] in (1, 4, 8, 20)
-    assert 1 / 4 <= results["most_common_frac"] <= 1
     # with a learning rate of zero it stays at the weights it starts from
     still = train(tmp_path / "still", ppo=STILL, total_steps=64, start_from=tmp_path / "first")
     assert same(still.network, first.network)

@@ -269,13 +269,6 @@ def test_ours_learns_the_known_optimum(tmp_path):
     assert load_policy(tmp_path / "policy").trained_for["pair"] == "toy"
 
 
-def test_a_constant_is_reported(tmp_path):
-    settings = dataclasses.replace(SHORT, epochs=1, learning_rate=1e-6, continue_bias=9.0)
-    with pytest.warns(UserWarning, match="collapsed to a constant"):
-        trained = train_radar(two_kinds(), LATENCY, settings, out_dir=tmp_path)
-    assert trained.results["most_common_stop"] == 7
-
-
 @pytest.mark.parametrize("preset", ["official", "ours"])
 def test_a_killed_run_resumes_bit_for_bit(tmp_path, monkeypatch, preset):
     def run(name, latency=LATENCY):

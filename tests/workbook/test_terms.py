@@ -32,7 +32,7 @@ SMALL = {
 TERMS = EqualTerms(
     shapes=((3,), (2,), (9,)), depths=(0, 1, 3), total_tokens=(1, 2, 4, 8, 16), effort=1.0
 )
-QUIET = ("this .* gave the answer", "this RADAR policy stops", "the policy in .* uses the costs")
+QUIET = ("the policy in .* uses the costs",)
 pytestmark = pytest.mark.filterwarnings(*(f"ignore:{text}" for text in QUIET))
 
 

@@ -29,12 +29,13 @@ from specdec.training.drafter.networks import begun, check_start, load_target, s
 from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
 from specdec.training.drafter.presets import OBJECTIVES, Budget, Continued, Settings, preset
 from specdec.training.drafter.ttt import TrainingTimeTest, unroll
-from specdec.training.loop import Best, TrainingRun, compute_dtype
+from specdec.training.loop import Best, TrainingRun, compute_dtype, undisturbed
 
 # batches for an objective's measurements before the first step
 MEASURED_BATCHES = 8
 
 
+@undisturbed()
 def train_drafter(
     target,
     conversations,
