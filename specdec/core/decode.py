@@ -258,7 +258,8 @@ def _checked(
     noise_of: the prompt whose noise continues, by default this one.
     """
     check_kind("pair", pair, Pair)
-    check_integer("seed", seed)
+    seed = check_integer("seed", seed)
+    max_new_tokens = check_integer("max_new_tokens", max_new_tokens, 1)
     picker = Picker.from_settings(temperature, seed, **sampling)
     pair.target.refresh()
     ids = pair.ids_of(prompt, raw)
@@ -273,7 +274,6 @@ def _checked(
 
 def check_lengths(prompt_tok: int, max_new_tokens: int, position_limit: int | None) -> None:
     """Refuse lengths that cannot work, before anything is computed."""
-    check_integer("max_new_tokens", max_new_tokens, 1)
     if position_limit is not None and prompt_tok + max_new_tokens > position_limit:
         why = f"the prompt has {prompt_tok} tokens and {max_new_tokens} more are asked for"
         limit = f"the target's context ends at {position_limit}"
