@@ -16,6 +16,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from specdec import machine, runs
+from specdec.errors import SpecdecError
 
 # A kernel without a screen: tqdm.auto takes text bars if its notebook module cannot be imported.
 LAUNCH = (
