@@ -11,17 +11,16 @@ import datetime
 import functools
 import hashlib
 import importlib
-import inspect
 import io
 import json
 import os
 import re
 import shutil
 from collections import UserDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -42,7 +41,6 @@ SCALES = ("laptop", "paper")
 # In the schema of every parquet file, before the digest of the file with zeros in place of it.
 SEAL = b"specdec-sha256:"
 NO_DIGEST = b"0" * 64
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def home() -> Path:
@@ -320,29 +318,6 @@ def configured(config, cls, settings: dict):
     for name, hint in get_type_hints(cls).items():
         check_kind(name, getattr(updated, name), hint)
     return updated
-
-
-def with_settings(config: Any, without: Collection[str] = ()) -> Callable[[Function], Function]:
-    """A decorator: the signature of a function that ends in `**settings` lists every setting.
-
-    config: the dataclass with the settings as fields, or an instance with the defaults. without:
-    fields that the function does not take. The function itself is unchanged.
-    """
-
-    def decorate(function: Function) -> Function:
-        signature = inspect.signature(function)
-        parameters = dict(signature.parameters)
-        parameters.popitem()  # **settings
-        cls = config if isinstance(config, type) else type(config)
-        for name, field in inspect.signature(cls).parameters.items():
-            if name not in without:
-                default = getattr(config, name, field.default)
-                field = field.replace(kind=field.KEYWORD_ONLY, default=default)
-                parameters.setdefault(name, field)
-        function.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
-        return function
-
-    return decorate
 
 
 def start(name: str, config: dict, *, scale: str = "laptop", tie_to_code: bool = True) -> Run:
