@@ -203,7 +203,7 @@ def _git(*arguments: str) -> str | None:
     root = checkout()
     if root is None:
         return None
-    # its own repository: not a parent folder's, nor one of GIT_DIR, whoever owns the files
+    # its own repository, not a parent folder's or that of GIT_DIR; another user may own its files
     command = ["git", f"--git-dir={root / '.git'}", f"--work-tree={root}", *arguments]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:

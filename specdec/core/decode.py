@@ -274,6 +274,7 @@ def _checked(
 
 def check_lengths(prompt_tok: int, max_new_tokens: int, position_limit: int | None) -> None:
     """Refuse lengths that cannot work, before anything is computed."""
+    check_integer("max_new_tokens", max_new_tokens, 1)
     if position_limit is not None and prompt_tok + max_new_tokens > position_limit:
         why = f"the prompt has {prompt_tok} tokens and {max_new_tokens} more are asked for"
         limit = f"the target's context ends at {position_limit}"
