@@ -9,6 +9,7 @@ import functools
 import inspect
 import math
 import numbers
+import operator
 import re
 import reprlib
 import sys
@@ -96,10 +97,14 @@ def warn(message: str) -> None:
 
 
 def check_integer(name: str, value: Any, lowest: int = 0) -> int:
-    """`value` if it is an integer of at least `lowest`; SpecdecError otherwise. No bool."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
+    """The int of an integer, NumPy's too, of at least `lowest`; SpecdecError for others."""
+    try:
+        number = operator.index(value)
+    except TypeError:  # a float, a text, NumPy's bool
+        number = None
+    if number is None or number < lowest or value is True or value is False:
         raise SpecdecError(f"{name} must be an integer of at least {lowest}, got {value!r}.")
-    return value
+    return number
 
 
 def check_number(name: str, value: Any, low: float = 0.0, high: float = math.inf) -> float:

@@ -47,15 +47,11 @@ class Method(str):
     trained_on: str
     adapted: str
 
-    def __new__(
-        cls, system: str, terms: str = "", preset: str = "", trained_on: str = "", adapted: str = ""
-    ):
+    def __new__(cls, system: str, terms="", preset="", trained_on="", adapted=""):
         method = super().__new__(cls, _printed(system, terms, preset, adapted))
-        method.system = system
-        method.terms = terms
-        method.preset = preset
-        method.trained_on = trained_on
-        method.adapted = adapted
+        values = (system, terms, preset, trained_on, adapted)
+        for name, value in zip(FIELDS, values, strict=True):
+            setattr(method, name, value)
         return method
 
     def __getnewargs__(self):  # of pickle and copy

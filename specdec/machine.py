@@ -16,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from specdec.errors import SpecdecError
+
 # CPU flags that matter for matrix products, above all in half precision.
 CPU_FLAGS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "asimd", "bf16", "sve")
 # Facts that determine the machine's speed; cores and memory differ between containers.
@@ -23,6 +25,9 @@ DECISIVE = ("system", "cpu", "cpu_flags", "threads", "gpu")
 ENOUGH_CORES = 0.8  # share of the cores needed for meaningful times
 SHORTEST_LOOK_S = 0.3  # the system counts in hundredths of a second
 NOTEBOOKS_VARIABLE = "SPECDEC_NOTEBOOKS"
+# Files that decide results; others, such as what editors leave, do not change the hash of the code.
+CONTENT = (".py", ".yml", ".json", ".jsonl", ".txt", ".xz", ".safetensors", ".parquet")
+BESIDE_NOTEBOOKS = ("experiments", "workbook")
 PACKAGES = """specdec torch transformers stable-baselines3 gymnasium numpy pandas pyarrow""".split()
 
 
@@ -41,10 +46,16 @@ def notebooks_folder() -> Path | None:
 
 
 def find_workbook() -> None:
-    """Make `workbook` and `experiments`, beside the notebooks, importable."""
+    """Make `workbook` and `experiments`, beside the notebooks, importable before others."""
     folder = notebooks_folder()
-    if folder and str(folder) not in sys.path:
-        sys.path.append(str(folder))
+    if folder is None:
+        return
+    sys.path[:] = [str(folder), *(place for place in sys.path if place != str(folder))]
+    for name in BESIDE_NOTEBOOKS:
+        imported = getattr(sys.modules.get(name), "__file__", None)
+        if imported and not Path(imported).resolve().is_relative_to(folder):
+            why = f"a package {name} of yours is imported already ({imported})"
+            raise SpecdecError(f"{why}; rename it, or call specdec's book in another process.")
 
 
 def cache_folder() -> Path:
@@ -122,16 +133,18 @@ def commit() -> dict:
 
 
 def code_hash() -> str:
-    """sha256 over all files of the package, its weights included, and of the notebooks' modules."""
+    """sha256 over code, weights and texts of the package, and over the notebooks' modules."""
     folders = [Path(__file__).resolve().parent]
     notebooks = notebooks_folder()
     if notebooks is not None:
-        folders += [notebooks / "experiments", notebooks / "workbook"]
+        folders += [notebooks / name for name in BESIDE_NOTEBOOKS]
     digest = hashlib.sha256()
     for folder in folders:
         for path in sorted(folder.rglob("*")):
-            if path.is_file() and path.suffix != ".pyc":
-                line = f"{path.relative_to(folder)}\0{_hash_since(path, path.stat().st_ctime_ns)}\n"
+            name = str(path.relative_to(folder))
+            # a dot begins what editors leave, such as .ipynb_checkpoints
+            if path.suffix in CONTENT and "/." not in f"/{name}":
+                line = f"{name}\0{_hash_since(path, path.stat().st_ctime_ns)}\n"
                 digest.update(line.encode())
     return digest.hexdigest()
 
@@ -187,11 +200,14 @@ def _spent() -> tuple[float, float, float]:
 
 def _git(*arguments: str) -> str | None:
     """Output of one git command in the checkout; None without git, or for an installed package."""
-    if checkout() is None:
+    root = checkout()
+    if root is None:
         return None
-    command = ["git", "-C", str(checkout()), *arguments]
+    # its own repository, not a parent folder's or that of GIT_DIR; another user may own its files
+    command = ["git", f"--git-dir={root / '.git'}", f"--work-tree={root}", *arguments]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, env=clean)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

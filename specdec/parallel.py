@@ -7,7 +7,7 @@ the second time. On a cluster all machines must see that folder; SLURM users sta
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -18,14 +18,7 @@ from specdec.errors import SpecdecError, check_integer, first_line, nearest_name
 PLACES = ("local", "ray")  # and ray://host:port
 
 
-def parallel(
-    tasks: Iterable[Callable[[], Any]],
-    on: str | None = None,
-    jobs: int | None = None,
-    timed: bool = False,
-    desc: str = "tasks",
-    progress: bool = True,
-) -> list[Any]:
+def parallel(tasks, on=None, jobs=None, timed=False, desc="tasks", progress=True) -> list[Any]:
     """The results of all tasks, in their order.
 
     tasks: calls without arguments that pickle can send. on: None runs them here one after the

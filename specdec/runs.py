@@ -11,16 +11,16 @@ import datetime
 import functools
 import hashlib
 import importlib
-import inspect
+import io
 import json
 import os
 import re
 import shutil
 from collections import UserDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -38,7 +38,9 @@ from specdec.errors import SpecdecError, check_kind, check_name, first_line, unr
 from specdec.stored import RunFile, read_json, read_text, sealed
 
 SCALES = ("laptop", "paper")
-Function = TypeVar("Function", bound=Callable[..., Any])
+# In the schema of every parquet file, before the digest of the file with zeros in place of it.
+SEAL = b"specdec-sha256:"
+NO_DIGEST = b"0" * 64
 
 
 def home() -> Path:
@@ -215,19 +217,33 @@ def locked(folder: Path):
 
 
 def write_table(path: Path, table: pd.DataFrame, **metadata) -> Path:
-    """Write `table` as parquet, atomically; `metadata` (small JSON) goes into its schema."""
+    """Write `table` as parquet, atomically; `metadata` (small JSON) goes into its schema.
+
+    The file also holds the sha256 of its bytes, which `read_table` verifies.
+    """
     columns = pa.Table.from_pandas(table, preserve_index=False)
     # pandas keeps its own notes there
     facts = {**(columns.schema.metadata or {}), b"specdec": canonical(metadata)}
+    facts[b"seal"] = SEAL + NO_DIGEST
     with atomic(path) as temporary:
         pq.write_table(columns.replace_schema_metadata(facts), temporary)
+        # the digest replaces as many zeros, so that no offset in the file changes
+        content = temporary.read_bytes()
+        before, _, after = content.rpartition(SEAL + NO_DIGEST)
+        digest = hashlib.sha256(content).hexdigest().encode()
+        temporary.write_bytes(before + SEAL + digest + after)
     return Path(path)
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read a parquet file; SpecdecError if it is missing or damaged."""
+    """Read a parquet file; SpecdecError if it is missing or damaged, by one bit too."""
     try:
-        return pd.read_parquet(path)
+        content = Path(path).read_bytes()
+        before, seal, after = content.rpartition(SEAL)
+        digest = hashlib.sha256(before + SEAL + NO_DIGEST + after[64:]).hexdigest()
+        if seal and after[:64] != digest.encode():
+            raise ValueError("its bytes have changed since it was written")
+        return pd.read_parquet(io.BytesIO(content))
     except (OSError, ValueError) as error:
         raise unreadable(path, error, "parquet", "delete it and run again") from error
 
@@ -302,29 +318,6 @@ def configured(config, cls, settings: dict):
     for name, hint in get_type_hints(cls).items():
         check_kind(name, getattr(updated, name), hint)
     return updated
-
-
-def with_settings(config: Any, without: Collection[str] = ()) -> Callable[[Function], Function]:
-    """A decorator: the signature of a function that ends in `**settings` lists every setting.
-
-    config: the dataclass with the settings as fields, or an instance with the defaults. without:
-    fields that the function does not take. The function itself is unchanged.
-    """
-
-    def decorate(function: Function) -> Function:
-        signature = inspect.signature(function)
-        parameters = dict(signature.parameters)
-        parameters.popitem()  # **settings
-        cls = config if isinstance(config, type) else type(config)
-        for name, field in inspect.signature(cls).parameters.items():
-            if name not in without:
-                default = getattr(config, name, field.default)
-                field = field.replace(kind=field.KEYWORD_ONLY, default=default)
-                parameters.setdefault(name, field)
-        function.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
-        return function
-
-    return decorate
 
 
 def start(name: str, config: dict, *, scale: str = "laptop", tie_to_code: bool = True) -> Run:

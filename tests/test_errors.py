@@ -11,6 +11,7 @@ from fakes.refusals import refusal
 from fakes.traces import round_costs, synthetic_trace
 
 from specdec import runs, stored
+from specdec.core.tree_config import TreeConfig
 from specdec.errors import check_fields, check_integer, check_number, door, first_line, warn
 from specdec.policies.base import PPOConfig
 from specdec.policies.value import ValueConfig
@@ -72,7 +73,9 @@ def test_a_door_refuses_what_its_annotations_exclude():
 
 def test_numbers_out_of_range_are_refused():
     assert check_integer("limit", 1, 1) == 1 and check_number("rate", 1, 0, 1) == 1
-    for value in [0, 1.5, True, "2"]:
+    numbers = [check_integer("limit", np.int64(4)), TreeConfig(np.int32(8), 3, 2).total_tokens]
+    assert numbers == [4, 8] and {type(number) for number in numbers} == {int}
+    for value in [0, 1.5, True, np.True_, np.float64(2), "2"]:
         assert "limit" in refusal(check_integer, "limit", value, 1)
     for value in [-0.1, 1.1, math.nan, math.inf, "1", True]:
         assert "rate" in refusal(check_number, "rate", value, 0, 1)

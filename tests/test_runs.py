@@ -2,7 +2,6 @@
 
 import dataclasses
 import errno
-import inspect
 import json
 import os
 import resource
@@ -21,7 +20,6 @@ from fakes.children import child, ended
 from fakes.refusals import refusal
 from safetensors.numpy import save_file
 
-import specdec
 from specdec import machine, runs
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
@@ -36,22 +34,12 @@ class Settings:
     names: tuple = dataclasses.field(default_factory=lambda: ("a",))
 
 
-@runs.with_settings(Settings(seed=7), without=("names",))
-def draw(count: int, config: Settings | None = None, *, at: int = 1, **settings):
-    return count, runs.configured(config, Settings, settings), at
-
-
-def test_settings_come_by_name_or_as_one_object_and_signatures_show_them():
+def test_settings_come_by_name_or_as_one_object():
     assert runs.configured(None, Settings, {}) == Settings()
     assert runs.configured(Settings(limit=2), Settings, {"seed": 1}) == Settings(1, 2)
     assert "did you mean 'seed'" in refusal(runs.configured, None, Settings, {"sede": 1})
     assert "Settings" in refusal(runs.configured, 3, Settings, {})
     assert "limit" in refusal(runs.configured, None, Settings, {"limit": "x"})
-    defaults = {name: one.default for name, one in inspect.signature(draw).parameters.items()}
-    assert list(defaults) == ["count", "config", "at", "seed", "limit"]
-    assert (defaults["seed"], defaults["limit"]) == (7, 4)
-    assert draw(2, names=("b",)) == (2, Settings(names=("b",)), 1)
-    assert inspect.signature(specdec.record).parameters["max_new_tokens"].default == 128
 
 
 def test_home_follows_the_variable_and_names_are_safe(home):
@@ -232,3 +220,55 @@ def test_the_code_hash_follows_every_byte_of_the_package(tmp_path, monkeypatch):
     module.rename(tmp_path / "renamed.py")
     hashes.append(machine.code_hash())
     assert len(set(hashes)) == 3
+    # what editors and a running Python leave
+    for name in (".ipynb_checkpoints/a.py", "__pycache__/a.pyc.123", ".DS_Store", "a.py~"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert machine.code_hash() == hashes[-1]
+
+
+def test_one_flipped_bit_of_a_table_is_noticed(tmp_path):
+    path = runs.write_table(tmp_path / "rows.parquet", ROWS, name="rows")
+    content = path.read_bytes()
+    for at in range(0, len(content), 7):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])
+        try:
+            pd.testing.assert_frame_equal(runs.read_table(path), ROWS)
+        except SpecdecError as error:
+            assert "rows.parquet cannot be read" in str(error)
+    # tables of earlier versions and of other programs have no digest
+    ROWS.to_parquet(path)
+    pd.testing.assert_frame_equal(runs.read_table(path), ROWS)
+
+
+def git(folder, *words) -> str:
+    command = ["git", "-c", "user.name=a", "-c", "user.email=b", "-C", str(folder), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_commit_is_that_of_the_checkout_alone(tmp_path, monkeypatch):
+    inner = tmp_path / "inner"
+    (inner / "specdec").mkdir(parents=True)
+    (inner / "pyproject.toml").touch()
+    monkeypatch.setattr(machine, "__file__", str(inner / "specdec" / "machine.py"))
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "outer")
+    assert machine.commit() == {"commit": None, "dirty": None}
+    git(inner, "init", "-q")
+    git(inner, "add", ".")
+    git(inner, "commit", "-q", "-m", "inner")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))
+    head = (inner / ".git" / "HEAD").read_text().split()[1]
+    expected = (inner / ".git" / head).read_text().strip()
+    assert machine.commit() == {"commit": expected, "dirty": False}
+
+
+def test_packages_of_the_user_do_not_hide_those_beside_the_notebooks(tmp_path):
+    for name in ("workbook", "experiments"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    code = "from specdec import runs; print(runs.workbook_module('diagrams', 'experiments'))"
+    for before, expected in (("", "notebooks"), ("import workbook; ", "of yours is")):
+        command = [sys.executable, "-c", before + code]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert expected in done.stdout + done.stderr

@@ -16,6 +16,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from specdec import machine, runs
+from specdec.errors import SpecdecError
 
 # A kernel without a screen: tqdm.auto takes text bars if its notebook module cannot be imported.
 LAUNCH = (
@@ -179,8 +180,12 @@ def execute(source: Path, copy: Path, parameters: dict, progress: bool = True) -
         fault = f"cell {error.exec_count} raised {error.ename}: {first_line}"
     except (RuntimeError, OSError) as error:
         fault = f"the kernel stopped ({type(error).__name__}: {error})"
-    # 3. what it was executed by
-    executed = read_notebook(copy)
-    executed["metadata"][EXECUTED] = {**machine.commit(), "cpu": machine.hardware()["cpu"]}
-    runs.write_text(copy, json.dumps(executed, indent=1, ensure_ascii=False) + "\n")
+    # 3. what it was executed by; a full disk, which is the fault then, leaves half a copy
+    try:
+        executed = read_notebook(copy)
+        executed["metadata"][EXECUTED] = {**machine.commit(), "cpu": machine.hardware()["cpu"]}
+        runs.write_text(copy, json.dumps(executed, indent=1, ensure_ascii=False) + "\n")
+    except SpecdecError:
+        if not fault:
+            raise
     return time.monotonic() - begin, fault

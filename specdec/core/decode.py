@@ -258,7 +258,8 @@ def _checked(
     noise_of: the prompt whose noise continues, by default this one.
     """
     check_kind("pair", pair, Pair)
-    check_integer("seed", seed)
+    seed = check_integer("seed", seed)
+    max_new_tokens = check_integer("max_new_tokens", max_new_tokens, 1)
     picker = Picker.from_settings(temperature, seed, **sampling)
     pair.target.refresh()
     ids = pair.ids_of(prompt, raw)

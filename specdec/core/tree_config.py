@@ -74,7 +74,7 @@ class TreeConfig(Plan):
 
     def __post_init__(self) -> None:
         for name, lowest in (("total_tokens", 1), ("depth", 0), ("top_k", 1), ("flat_nodes", 0)):
-            check_integer(name, getattr(self, name), lowest)
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), lowest))
         object.__setattr__(self, "beam", plain_beam(self.top_k, self.beam))
         if self.flat_nodes and not self.top_k <= self.flat_nodes <= self.verify_nodes:
             allowed = f"between top_k={self.top_k} and the {self.verify_nodes} verified nodes"
@@ -122,7 +122,8 @@ class CopiedTree(Plan):
     total_tokens: int = 12
 
     def __post_init__(self) -> None:
-        check_integer("total_tokens", self.total_tokens, 1)
+        total_tokens = check_integer("total_tokens", self.total_tokens, 1)
+        object.__setattr__(self, "total_tokens", total_tokens)
         refuse_tree(self.total_tokens, self.total_tokens)
 
     @property
@@ -140,8 +141,7 @@ class CopiedTree(Plan):
 
 def plain_beam(top_k: int, beam: Beam) -> Beam:
     """`beam` without repeats and values that a level cannot offer; () if that leaves top_k."""
-    for width in beam:
-        check_integer("each number of the beam", width, 1)
+    beam = tuple(check_integer("each number of the beam", width, 1) for width in beam)
     if not beam:
         return ()
     # 1. no level expands more nodes than the level above offers; the last width is reached in time

@@ -36,7 +36,6 @@ TOP_KS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 16, 17, 20, 32)
 PER_THOUSAND = 1e-3  # context in thousands keeps the columns of the fit at a similar scale
 
 
-@runs.with_settings(CalibrateConfig)
 @door
 def calibrate(pair: Pair, config: CalibrateConfig | None = None, **settings: Any) -> CostModel:
     """The cost model of `pair` on this machine, in about `seconds` (45 by default).
@@ -59,7 +58,6 @@ class Calibration(Measurements):
     of speed then affect both. settings: as for `calibrate`.
     """
 
-    @runs.with_settings(CalibrateConfig)
     def __init__(self, pair: Pair, config: CalibrateConfig | None = None, **settings: Any):
         config = _checked(pair, runs.configured(config, CalibrateConfig, settings))
         drafter: Any = pair.drafter

@@ -65,7 +65,6 @@ class EvaluateConfig(Sampling):
     jobs: int | None = None  # the most prompts at once there
 
 
-@runs.with_settings(EvaluateConfig)
 def evaluate(
     methods: dict, suites, pair: Pair, config=None, *, between: Callable | None = None, **settings
 ) -> runs.Run:

@@ -40,7 +40,6 @@ class Live:
     machine: str = ""  # a hash of the hardware, as in the runs
 
 
-@runs.with_settings(LIVE)
 def decode_live(
     pair, policies: dict, suites, baselines, config=None, *, seeds=1, calibration=None, **settings
 ) -> Live:

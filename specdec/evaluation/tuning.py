@@ -61,7 +61,6 @@ def default_grid() -> list[TreeConfig]:
     return grid
 
 
-@runs.with_settings(TUNED)
 def tune_static(
     pair: Pair, prompts, grid: Iterable[TreeConfig] = (), config=None, *, most=60, **settings
 ) -> Tuning:
@@ -116,7 +115,6 @@ def finalists(trace, costs) -> list[TreeConfig]:
     return list(dict.fromkeys(map(tree_of, table.to_dict("records"))))
 
 
-@runs.with_settings(RACED)
 def race_static(
     pair: Pair, trace, costs, config: EvaluateConfig | None = None, **settings
 ) -> dict[str, TreeConfig]:

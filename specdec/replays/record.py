@@ -104,7 +104,6 @@ class RecordConfig:
         return recorded
 
 
-@runs.with_settings(RecordConfig)
 @door
 def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **settings: Any) -> Trace:
     """Record `prompts` and return the Trace. The same call continues a stopped recording and opens

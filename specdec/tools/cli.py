@@ -521,9 +521,11 @@ def train_drafter(args) -> None:
     from specdec.data.corpus import CorpusChats
     from specdec.training.drafter import chats, eagle3, presets
 
-    names = (args.system, args.target, args.preset, args.set, args.start_from)
+    # without chats a drafter is continued on the target's own answers to the corpus
+    preset = args.preset or ("continued" if args.data else "continued-corpus")
+    names = (args.system, args.target, preset, args.set, args.start_from)
     aims = options_of(args, "seed fields objective")
-    settings, aim, start = presets.training_named(*names, own_text=bool(args.data), **aims)
+    settings, aim, start = presets.training_named(*names, **aims)
     budget = presets.Budget(**options_of(args, "minutes steps seed device"))
     conversations = chats.load_conversations(args.data) if args.data else CorpusChats()
     how: dict = {"settings": settings, "objective": aim, "start_from": start, "budget": budget}

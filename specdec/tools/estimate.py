@@ -261,7 +261,6 @@ class RecordEstimate:
         return f"{text}, but only {self.free_megabytes:.0f} MB are free: record fewer widths."
 
 
-@runs.with_settings(RecordConfig)
 def estimate_record(
     pair: Pair, prompts: Iterable, config: RecordConfig | None = None, *, samples=9, **settings
 ) -> RecordEstimate:

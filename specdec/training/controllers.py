@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from specdec import runs
 from specdec.core.policy import Policy
 from specdec.core.records import SIZE
 from specdec.core.tree_config import TreeConfig
@@ -94,7 +93,6 @@ class _Course:
         return decoding
 
 
-@runs.with_settings(RunOptions, without=("trained_for", "start_from"))
 def train_resps(
     trace: Trace, costs, config=resps.OURS, *, out_dir: Path, policy_ms=0.0, source=None, **options
 ) -> resps.RespsPolicy:
@@ -149,7 +147,6 @@ class LtdTrained:
     rounds: dict[str, Policy]
 
 
-@runs.with_settings(RunOptions, without=("trained_for", "start_from"))
 def train_ltd(
     trace: Trace, costs, config=ltd.OURS, *, out_dir: Path, policy_ms=0.0, source=None, **options
 ) -> LtdTrained:

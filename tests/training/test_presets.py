@@ -84,9 +84,9 @@ def test_a_training_is_named_by_words(tmp_path):
     assert (objective, start) == (TrainingTimeTest(), None)
     settings, objective, start = named("hass", "tiny", "small", fields=["noise=0.5"], seed=4)
     assert objective == replace(OBJECTIVES["hass-eagle1"], noise=0.5, seed=4) and start is None
-    settings, objective, start = named("ppow", "tiny", None, own_text=True, objective="kl_only")
+    settings, objective, start = named("ppow", "tiny", "continued", objective="kl_only")
     assert (settings, objective) == (presets.Continued(), OBJECTIVES["kl_only"])
     assert (Path(start) / "config.json").is_file(), "the pair's own drafter"
-    settings, objective, start = named("ppow", "tiny", None, start_from=tmp_path, seed=3)
+    settings, objective, start = named("ppow", "tiny", "continued-corpus", (), tmp_path, seed=3)
     assert (settings.regenerate_chats, objective.seed, start) == (600, 3, tmp_path)
     assert "steps of Settings" in refusal(named, "lm", "tiny", "small", ["steps=few"])

@@ -168,10 +168,12 @@ def test_a_second_question_may_follow_many_chats_and_stays_in_their_part(tmp_pat
     assert files.counts["held_out_tok"] == 2 * parts.count("held-out")
 
 
-def test_benchmarks_and_prompts_are_read_from_files(tmp_path):
+def test_benchmarks_and_prompts_are_read_from_files(tmp_path, monkeypatch):
     row = {"question_id": 1, "turns": ["How many eggs?", "And now?"], "reference": ["Seven eggs."]}
     (tmp_path / "gsm8k.jsonl").write_text(json.dumps(row) + "\n")
-    more = set(benchmark_texts(tmp_path)) - set(benchmark_texts())
+    embedded = set(benchmark_texts())
+    monkeypatch.setenv("SPECDEC_DATA", str(tmp_path))
+    more = set(benchmark_texts()) - embedded
     assert more == {"How many eggs?", "And now?", "Seven eggs."}
     path = tmp_path / "prompts.jsonl"
     texts = {"system": "S", "user": "a\\n", "assistant": "b"}

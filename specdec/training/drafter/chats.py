@@ -30,7 +30,7 @@ from specdec.stored import json_line, read_text
 from specdec.training.drafter.objective import TokenBatch
 from specdec.training.drafter.presets import Budget, Settings
 
-# replaces an answer, to see what the template puts around it
+# replaces an answer, to see what is around it
 MARK = "\ue000answer\ue001"
 ROLES = ("user", "assistant", "system")
 
@@ -165,10 +165,7 @@ def _parse_chat(record: dict) -> list[dict]:
 
 
 class ChatList:
-    """A source of conversations: a fixed list, in a new order for each block of rows.
-
-    key: distinguishes sources in the plan of a run; None for one that is the same everywhere.
-    """
+    """A source of conversations: a fixed list, in a new order for each block of rows."""
 
     def __init__(self, conversations: Sequence[list[dict]]):
         self.conversations = list(conversations)
@@ -230,15 +227,7 @@ ANSWER_TEMPERATURE = 0.8
 
 
 def regenerate(
-    model,
-    tokenizer,
-    conversations: Sequence[list[dict]],
-    *,
-    folder: Path,
-    max_new_tokens: int = 256,
-    greedy_frac: float = 0.5,
-    minutes: float | None = None,
-    seed: int = 0,
+    model, tokenizer, prompts, *, folder, max_new_tokens=256, greedy_frac=0.5, minutes=None, seed=0
 ) -> list[list[dict]]:
     """Each conversation with every assistant turn rewritten by the model, turn after turn.
 
@@ -249,7 +238,7 @@ def regenerate(
     done = set(shards.done())
     # 1. conversations of similar longest answer share a batch; batches come in random order
     longest = []
-    for chat in conversations:
+    for chat in prompts:
         answers = [message["content"] for message in chat if message["role"] == "assistant"]
         longest.append(max(map(len, answers)))
     order = sorted(range(len(longest)), key=longest.__getitem__)
@@ -272,7 +261,7 @@ def regenerate(
         is_greedy = (number + 1) * greedy_frac % 1.0 < greedy_frac
         temperature = 0.0 if is_greedy else ANSWER_TEMPERATURE
         members = order[begins[place] : begins[place] + ANSWERED_ROWS]
-        chats = [conversations[index] for index in members]
+        chats = [prompts[index] for index in members]
         answered = _answer(chats, model, tokenizer, temperature, max_new_tokens)
         written += answered
         shards.write(number, pd.DataFrame({"messages": [json.dumps(chat) for chat in answered]}))
@@ -310,8 +299,8 @@ def generate_texts(chats, model, tokenizer, temperature: float, max_new_tokens: 
     sampling = {"do_sample": False}
     if temperature:
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0}
-    sampling["max_new_tokens"] = min(max_new_tokens, room)
-    ids = model.generate(**inputs, **sampling, pad_token_id=tokenizer.pad_token_id)
+    ends = {"max_new_tokens": min(max_new_tokens, room), "pad_token_id": tokenizer.pad_token_id}
+    ids = model.generate(**inputs, **sampling, **ends)
     return tokenizer.batch_decode(ids[:, prompt_tok:], skip_special_tokens=True)
 
 
@@ -407,8 +396,7 @@ class FixedText:
 
     def answer_counts(self, vocabulary: int) -> np.ndarray:
         """How often each token occurs in an answer, [V]."""
-        ids = np.concatenate([document.ids for document in self.documents])
-        answer = np.concatenate([document.answer for document in self.documents])
+        ids, answer = map(np.concatenate, zip(*self.documents, strict=True))
         return np.bincount(ids[answer], minlength=vocabulary)
 
     def batch(self, number: int) -> TokenBatch:
@@ -441,19 +429,19 @@ def training_text(
             # a resumed run adds no text
             resumed = (state_dir / "checkpoint.safetensors").is_file()
             minutes = 0 if resumed else minutes / 4
-        how = {"folder": state_dir / f"regenerated-{key}", "minutes": minutes, "seed": seed}
-        how["max_new_tokens"] = settings.max_new_tokens
-        answered = regenerate(model, tokenizer, prompts, **how)
+        how = {"minutes": minutes, "seed": seed, "max_new_tokens": settings.max_new_tokens}
+        folder = state_dir / f"regenerated-{key}"
+        answered = regenerate(model, tokenizer, prompts, folder=folder, **how)
     # 2. a stream without end
     if settings.passes is None:
         return StreamedText(tokenizer, source, answered, settings, seed, device)
     # 3. or a fixed text, a part of which is held out
     if not answered and not isinstance(source, ChatList):
         raise SpecdecError("passes need a list of conversations; give --data FILE, or no passes.")
-    learned, held_out = split(answered or source.conversations, settings)
-    documents = [conversation_document(tokenizer, chat) for chat in learned]
-    measured = [conversation_document(tokenizer, chat) for chat in held_out]
-    return FixedText(documents, measured, settings, seed, device)
+    parts = []
+    for part in split(answered or source.conversations, settings):
+        parts.append([conversation_document(tokenizer, chat) for chat in part])
+    return FixedText(*parts, settings, seed, device)
 
 
 def split(conversations: list, settings: Settings) -> tuple[list, list]:

@@ -100,8 +100,7 @@ def train_drafter(
 
 def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Optimizer]:
     """AdamW for everything, or Muon for matrices of the layer and fc beside it; with peak rates."""
-    matrices = []
-    rest = []
+    matrices, rest = [], []
     for name, weight in network.named_parameters():
         vocabulary = "lm_head" in name or "embed" in name
         if settings.muon and weight.ndim == 2 and not vocabulary:
@@ -123,10 +122,9 @@ def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Op
 
 
 class DrafterRun:
-    """One run, and `step` for the loop.
+    """One run: float32 weights `network`, and `working`, their copy in the compute dtype.
 
-    network: the trained float32 weights. working: a copy in the compute dtype, used by the
-    objective. result: what is written: the newest weights, their average or the best ones.
+    result: what is written, the newest weights, their average or the best ones.
     """
 
     def __init__(self, target: FrozenTarget, network, text, objective: Objective, settings):
@@ -196,8 +194,7 @@ class DrafterRun:
         copy_weights(network, self.working)
         accuracy = draft_accuracy(self.working, self.target, self.text.held_out_texts())
         copy_weights(self.network, self.working)
-        chain = {"held_out_tau_chain": accuracy["tau_chain"]}
-        return {"held_out_top1_frac": accuracy["top1_frac"], **chain}
+        return {f"held_out_{name}": accuracy[name] for name in ("top1_frac", "tau_chain")}
 
 
 @torch.no_grad()
@@ -206,17 +203,11 @@ def draft_accuracy(
 ) -> dict:
     """Agreement of a drafter with its target on `texts` of one row each, without decoding.
 
-    Exact if the target wrote the answers greedily. drafts: the longest chain.
-
-    Returns a dict:
-        tau_chain      tokens per cycle of greedy chain drafting, bonus token included
-        cycles         number of these cycles, and emitted_tok of the tokens
-        top1_frac      how often the first drafted token is the text's
+    Exact if the target wrote the answers greedily. drafts: the longest chain. tau_chain: tokens
+    per cycle of greedy chain drafting, bonus token included. top1_frac: how often the first
+    drafted token is the text's.
     """
-    positions = 0
-    correct_tok = 0
-    cycles = 0
-    emitted = 0
+    positions = correct_tok = cycles = emitted = 0
     for text in texts:
         # 1. what counts: the drafted token and all tokens between are in one answer
         answer = text.loss_mask[0].bool().cpu().numpy()
@@ -262,8 +253,6 @@ def _first_choices(network, target: FrozenTarget, text: TokenBatch, drafts: int)
 
 @dataclass(frozen=True)
 class OnlineConfig:
-    """How a drafter learns while it serves."""
-
     every: int = 8  # cycles between two steps
     learning_rate: float = 1e-5  # OSD's own
     longest: int = 256  # newest tokens that a step reads
@@ -341,7 +330,7 @@ def copy_weights(source: nn.Module, target: nn.Module) -> None:
 
 def trainable(pair: Pair) -> EagleNetwork:
     """A copy of the pair's EAGLE-3 network, with its own weights. SpecdecError for others."""
-    network = None if pair.drafter is None else pair.drafter.network
+    network = getattr(pair.drafter, "network", None)
     is_eagle = isinstance(network, EagleNetwork) and network.config.generation == 3
     if not is_eagle or network.config.own_embedding:
         raise SpecdecError("only EAGLE-3 drafters can learn while they serve; use another drafter.")

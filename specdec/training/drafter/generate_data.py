@@ -59,20 +59,13 @@ class ChatConfig:
 
 
 def generate_chats(
-    pair: Pair,
-    config: ChatConfig = ChatConfig(),
-    out: str | Path = "chats",
-    *,
-    tokens: int = 3_000_000,
-    minutes: float | None = None,
-    benchmarks: str | Path | None = None,
-    progress: bool = True,
+    pair, config=ChatConfig(), out="chats", *, tokens=3_000_000, minutes=None, progress=True
 ) -> ChatFiles:
     """Let the pair's target write chats into the folder `out`, and continue those in it.
 
     It ends when the folder holds `tokens` answer tokens, or after `minutes`. Chats whose prompt or
-    answer occurs in a suite (embedded, or of the folder `benchmarks`) are dropped, and so are
-    repetitions. Raises SpecdecError for a target without a chat template, and for a folder of
+    answer occurs in a suite (embedded, or of SPECDEC_DATA) are dropped, and so are repetitions.
+    Raises SpecdecError for a target without a chat template, and for a folder of
     another target or other settings.
     """
     # 1. the writer, and the folder of this target and these settings
@@ -86,7 +79,7 @@ def generate_chats(
     for name, path in (("openings", OPENINGS), ("prompts", config.prompts)):
         settings[name] = runs.content_key(texts=read_text(path, "give a file of prompts"))[:16]
     target = describe_pair(dataclasses.replace(pair, drafter=None, name="target"))
-    files = ChatFiles(Path(out), {"target": target, "settings": settings}, benchmarks)
+    files = ChatFiles(Path(out), {"target": target, "settings": settings})
     # 2. chats of later shards begin while the last ones of a shard are still being written
     ended: dict[int, dict | None] = {}
     began_s = time.monotonic()
@@ -109,14 +102,14 @@ def generate_chats(
 
 
 class ChatFiles:
-    """The folder and its contents; `identity` is everything that its chats depend on."""
+    """The folder; `identity` is everything that its chats depend on."""
 
-    def __init__(self, folder: Path, identity: dict, benchmarks: str | Path | None = None):
+    def __init__(self, folder: Path, identity: dict):
         self.folder = Path(folder)
         self.manifest = self.folder / "manifest.json"
         self.identity = runs.plain(identity)
         self.counts: Counter[str] = Counter()
-        self._benchmark = {prompt_digest(text) for text in benchmark_texts(benchmarks)}
+        self._benchmark = {prompt_digest(text) for text in benchmark_texts()}
         self._texts: set[bytes] = set()
         # 1. the counts of the manifest; a shard written after it is written again
         if self.manifest.is_file():
@@ -168,7 +161,7 @@ class ChatFiles:
         contents = [message["content"] for message in row["messages"]]
         if not contents[-1].strip():
             return "empty"
-        if any(prompt_digest(text) in self._benchmark for text in contents):
+        if not self._benchmark.isdisjoint(map(prompt_digest, contents)):
             return "benchmark"
         return "repeated" if self._texts & _digests(row) else "kept"
 
@@ -181,23 +174,19 @@ class ChatFiles:
 def _part_of(row: dict) -> str:
     """By the hash of the first question: later turns of a chat stay in its part."""
     first = next(message for message in row["messages"] if message["role"] == "user")
-    digest = prompt_digest(first["content"])
-    place = int.from_bytes(digest[8:12], "big") / 2**32
+    place = int.from_bytes(prompt_digest(first["content"])[8:12], "big") / 2**32
     return "held-out" if place < HOLD_OUT else "train"
 
 
 def _digests(row: dict) -> set[bytes]:
-    """Digests of everything before the answer, and of the answer.
-
-    A second question alone may occur in many chats.
-    """
+    """Of everything before the answer, since many chats may share a question; and of the answer."""
     *before, answer = [message["content"] for message in row["messages"]]
     return {b"prompt " + prompt_digest("\n".join(before)), b"answer " + prompt_digest(answer)}
 
 
-def benchmark_texts(folder: str | Path | None = None) -> Iterator[str]:
-    """Prompts and references of the embedded suites, and of a folder's (default SPECDEC_DATA's)."""
-    folder = folder or os.environ.get(DATA_VARIABLE)
+def benchmark_texts() -> Iterator[str]:
+    """Prompts and references of the embedded suites, and of those in SPECDEC_DATA."""
+    folder = os.environ.get(DATA_VARIABLE)
     for name, suite in SUITES.items():
         in_folder = folder and (Path(folder) / suite.file).is_file()
         if suite.hub is not None and not in_folder:

@@ -21,12 +21,9 @@ from specdec.training.drafter.ttt import draft_vocabulary
 from specdec.training.loop import compute_dtype
 
 KINDS = ("eagle3", "block", "eagle1", "griffin", "medusa", "hydra", "lm")
-# of a fresh language model
-LM_LAYERS = 2
-# positions of a fresh block drafter, whose mask is token 0
-BLOCK = 8
-# divides weights of an EAGLE-3 drafter that a block drafter begins as: its heads attend to one
-# token each
+LM_LAYERS = 2  # of a fresh language model
+BLOCK = 8  # positions of a fresh block drafter, whose mask is token 0
+# divides weights of an EAGLE-3 drafter that a block drafter begins as: each head reads one token
 TEMPERED = 8
 
 
@@ -100,10 +97,7 @@ def load_network(folder: Path, model) -> nn.Module:
 def begun(
     start_from: Path | None, model, settings, answer_counts: np.ndarray, seed: int, kind: str
 ) -> nn.Module:
-    """The drafter in `start_from`, or `new_network`.
-
-    A block drafter can begin as an EAGLE-3 drafter, whose weights are made smaller.
-    """
+    """The drafter in `start_from` (an EAGLE-3 one for a block drafter too), or `new_network`."""
     if not start_from:
         return new_network(model, settings, answer_counts, seed, kind)
     network = load_network(start_from, model)
@@ -112,11 +106,9 @@ def begun(
     torch.manual_seed(seed)
     block = network_of(replace(network.config, block=BLOCK))
     block.load_state_dict(network.state_dict(), strict=False)
-    attention = block.midlayer.self_attn
-    for part in (attention.q_proj, attention.k_proj, attention.o_proj):
+    attention, mlp = block.midlayer.self_attn, block.midlayer.mlp
+    for part in (attention.q_proj, attention.k_proj, attention.o_proj, block.fc, mlp.down_proj):
         part.weight.data /= TEMPERED
-    block.fc.weight.data /= TEMPERED
-    block.midlayer.mlp.down_proj.weight.data /= TEMPERED
     return block
 
 
@@ -140,9 +132,7 @@ def check_start(folder: Path | None, network: str) -> Path | None:
     if not (Path(folder) / "config.json").is_file():
         raise SpecdecError(f"there is no drafter in {folder}; correct --start-from.")
     # some kinds have no mark of their own in config.json
-    expected = network
-    if not pairs.KINDS[expected].mark:
-        expected = "eagle3"
+    expected = network if pairs.KINDS[network].mark else "eagle3"
     kind = pairs.kind_of(load.config_of(folder))
     # a block drafter can begin as an EAGLE-3 drafter
     if kind != expected and (kind, expected) != ("eagle3", "block"):

@@ -97,25 +97,18 @@ class FrozenTarget:
         slots [B, A], drafted int64 [B, A, K]: window a follows the tokens up to slots[a] + 1 of its
         document, and the logits at t verify drafted[a, t]. One cache per row.
         """
-        documents = documents_of(batch)
-        logits = []
-        caches = []
-        for row in zip(batch.ids, documents, slots, drafted, strict=True):
-            along, cache = self._branched(*row)
-            logits.append(along)
-            caches.append(cache)
-        return torch.stack(logits), caches
+        inputs = zip(batch.ids, documents_of(batch), slots, drafted, strict=True)
+        logits, caches = zip(*[self._branched(*row) for row in inputs], strict=True)
+        return torch.stack(logits), list(caches)
 
     @torch.no_grad()
     def greedy(
         self, batch: TokenBatch, slots: Tensor, logits: Tensor, caches: list, needed: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The target's own greedy windows: (tokens [B, A, K], logits [B, A, K, V] along them).
+        """The target's greedy windows: (tokens [B, A, K], logits [B, A, K, V]); 0 if not `needed`.
 
-        Zeros where not `needed` [B, A]. logits, caches: of any windows from these slots, whose
-        first logits are the same.
+        needed [B, A]. logits, caches: of any windows from these slots; the first are the same.
         """
-        tokens = torch.zeros(logits.shape[:-1], dtype=torch.long, device=slots.device)
         along = torch.zeros_like(logits)
         documents = documents_of(batch)
         count = logits.shape[2]
@@ -138,8 +131,8 @@ class FrozenTarget:
                 rows = engine.run_together(forwards)
                 steps.append(torch.cat([row.logits for row in rows]).float())
         along[needed] = torch.stack(steps, 1)
-        tokens[needed] = along[needed].argmax(-1)
-        return tokens, along
+        # an arg-max of zeros is token 0
+        return along.argmax(-1), along
 
     def _branched(
         self, ids: Tensor, documents: Tensor, slots: Tensor, drafted: Tensor
@@ -148,8 +141,7 @@ class FrozenTarget:
         count, width = drafted.shape
         last = slots + 1
         length = int(last.max()) + 1
-        ids = ids[:length]
-        documents = documents[:length]
+        ids, documents = ids[:length], documents[:length]
         # 1. the trunk: tokens see the earlier ones of their own document
         positions = packed_positions(documents[None])[0]
         places = torch.arange(length, device=ids.device)
@@ -179,10 +171,7 @@ class Objective(Protocol):
     network = "eagle3"  # the kind that it trains
 
     def prepare(self, drafter, target: FrozenTarget, batches: Iterable[TokenBatch]) -> Objective:
-        """Called once: the objective, with what it measures on the first batches.
-
-        It may change the drafter's modules, or refuse one that does not fit.
-        """
+        """Once: the objective, fitted to the first batches; it may change the drafter's modules."""
         return self
 
     def collect(self, drafter, target: FrozenTarget, batch: TokenBatch) -> TokenBatch:

@@ -124,9 +124,8 @@ class Ppow(Objective):
         torch.rand(slots.shape, generator=generator, device=slots.device)
 
         def draw(logits: Tensor) -> Tensor:
-            probs = torch.softmax(logits, -1)
-            flat = torch.multinomial(probs.flatten(0, -2), 1, generator=generator)
-            return flat.view(probs.shape[:-1])
+            probs = torch.softmax(logits, -1).flatten(0, -2)
+            return torch.multinomial(probs, 1, generator=generator).view(logits.shape[:-1])
 
         # 2. the drafter drafts them, and the target reads all of them in one forward per row
         drafted, logits = roll_out(drafter, target.embedding, batch, slots, self.window, draw)
@@ -157,9 +156,8 @@ class Ppow(Objective):
         rewards = self._speed_reward(accepted) + self.eta * near
         log_p = target_logits[..., vocabulary_ids(drafter)]
         log_p = log_p - target_logits.logsumexp(-1, keepdim=True)
-        windows = Windows(
-            slots, drafted, columns, log_p, log_q_drafted, accepted, rewards, usable, gap
-        )
+        texts = (slots, drafted, columns, log_p, log_q_drafted)
+        windows = Windows(*texts, accepted, rewards, usable, gap)
         measures = self._measures(windows, near) | {"hard_frac": hard_frac}
         return replace(batch, collected=(windows, measures))
 

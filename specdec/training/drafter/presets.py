@@ -120,10 +120,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Continued(Settings):
-    """Settings for continuing a trained drafter: the best weights on held-out text are kept.
-
-    The rate rises over 3 % of the steps, then falls as a cosine to zero.
-    """
+    """Settings for continuing a trained drafter: the best weights on held-out text are kept."""
 
     learning_rate: float = 1e-4  # ours; for 8B targets about 1e-5
     muon: bool = False
@@ -137,6 +134,7 @@ class Continued(Settings):
     def rate_factor(self, step: int, last_step: int | None) -> float:
         if last_step is None:
             return 1.0
+        # a rise over 3 % of the steps, then a cosine to zero
         rise = min(1.0, (step + 1) / max(1.0, 0.03 * last_step))
         return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / last_step)))
 
@@ -216,21 +214,12 @@ def preset(
 
 
 def training_named(
-    system: str,
-    target: str,
-    preset_name: str | None,
-    changes=(),
-    start_from=None,
-    own_text: bool = False,
-    fields=(),
-    objective: str = "ppow",
-    seed: int = 0,
+    system, target, preset_name, changes=(), start_from=None, fields=(), objective="ppow", seed=0
 ) -> tuple[Settings, Objective, Path | None]:
     """(settings, objective, start_from) of `train_drafter` by the words of `specdec train`.
 
     system: "eagle3", "ppow", which continues a drafter, or another kind. changes, fields: strings
-    NAME=VALUE for the preset's settings and the objective. own_text: whether conversations are
-    given; without them ppow's target writes its answers first.
+    NAME=VALUE for the preset's settings and the objective.
     """
     of_settings = dict(setting("--set", "passes=2", text) for text in changes)
     of_objective = dict(setting("--fields", "beta=0.1", text) for text in fields)
@@ -245,6 +234,5 @@ def training_named(
         return preset(preset_name, of_settings, aim.network)[0], aim, start_from
     # 3. an EAGLE-3 drafter that is continued, by default the target's own
     aim = objective_named(objective, of_objective, seed)
-    usual = "continued" if own_text else "continued-corpus"
-    settings = preset(preset_name or usual, of_settings)[0]
+    settings = preset(preset_name, of_settings)[0]
     return settings, aim, start_from or own_drafter(target)

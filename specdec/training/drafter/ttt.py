@@ -46,10 +46,9 @@ from specdec.training.loop import seeded
 class LossRules:
     """Which slots count, and how much: step s weighs decay**s.
 
-    official: a position counts if its loss_mask is 1, a uniform distribution is taught where the
-        stream runs out of teacher, and each step's sum is divided by all B * S slots. Ours: the
-        token read and the token taught have loss_mask 1, as in drafting inside an answer; the sum
-        is divided by the slots that count.
+    official: a position counts if its loss_mask is 1, past the end a uniform distribution is
+        taught, and each step's sum is divided by all B * S slots. Ours: the token read and the
+        token taught have loss_mask 1; the sum is divided by the slots that count.
     aligned_top: a slot counts only while the text's tokens were among its top so many (GRIFFIN's
         token alignment, 3; its code checks the neighbouring slot). 0: always.
     """
@@ -89,11 +88,10 @@ class TrainingTimeTest(Objective):
 class Supervised(Objective):
     """Cross-entropy along the text over unrolled steps.
 
-    labels: the target's distribution ("soft") or the text's token ("hard"). soft_weight: of that
-    cross-entropy; top_weight: of the same over the target's top_k likeliest tokens. feature_weight:
-    of the smooth L1 distance of each state from the target's last one (EAGLE-1's networks only).
-    noise: of uniform noise on the features, 512 / length times as wide. detach: no gradient from a
-    step to the previous one.
+    labels: the target's distribution ("soft") or the text's token ("hard"). top_weight: of the
+    cross-entropy over the target's top_k likeliest tokens. feature_weight: of the smooth L1
+    distance of each state from the target's last one (EAGLE-1's networks only). noise: uniform on
+    the features, 512 / length times as wide. detach: no gradient from a step to the previous one.
     """
 
     rules: LossRules = LossRules()
@@ -130,9 +128,7 @@ class Supervised(Objective):
         states = unroll(*inputs, self.rules.steps, slots, detach=self.detach)
         documents = documents_of(batch)
         length = batch.ids.shape[1]
-        losses = []
-        hits = []
-        counts = []
+        losses, hits, counts = [], [], []
         aligned = torch.ones_like(slots, dtype=torch.bool)
         for step, hidden in enumerate(states):
             # 2. slot i reads stream position i + step; it counts if that has a label
@@ -170,8 +166,7 @@ class Supervised(Objective):
     def _weighted(self, losses, hits, counts, teacher, batch) -> tuple[Tensor, dict]:
         """The steps' sums per slot, weighted by step; and the values for a training curve."""
         rules = self.rules
-        counts = torch.stack(counts)
-        measured = counts
+        measured = counts = torch.stack(counts)
         divisor = counts.clamp(min=1)
         if rules.official:
             measured = teacher.masked_tok
@@ -187,8 +182,7 @@ class Supervised(Objective):
 
     def _labels(self, drafter: EagleNetwork, teacher: Teacher, batch: TokenBatch):
         """(weighted probabilities [R, Vd], row [B, S]) as in `Teacher`."""
-        probs = teacher.probs
-        row = teacher.row
+        probs, row = teacher.probs, teacher.row
         if self.labels == "hard":
             assert not self.rules.official, "labels of the text exist inside answers only"
             rows, places = (row >= 0).nonzero(as_tuple=True)
@@ -382,8 +376,7 @@ def step_attention(q: Tensor, bias: Tensor, *memory: Tensor) -> Tensor:
     Returns [B, kv, G, A, D].
     """
     first, first_value = memory[:2]
-    keys = memory[2::2]
-    values = memory[3::2]
+    keys, values = memory[2::2], memory[3::2]
     q = q * q.shape[-1] ** -0.5
     scores = [_rows(q, first.transpose(-1, -2)) + bias[:, None, None]]
     for key in keys:
