@@ -83,7 +83,7 @@ class Baselines:
         """The default tree's method."""
         return next(iter(self.trees))
 
-    @functools.cached_property
+    @property
     def trees(self) -> dict[Method, TreeConfig]:
         """The defaults and the tuned tree, which are the same for every suite."""
         trees = {Method(STATIC, identity.DEFAULT, tree.text): tree for tree in self.defaults}

@@ -23,7 +23,7 @@ from specdec.core.policy import Chain, Policy, RandomPolicy, Static
 from specdec.core.records import EXTEND, PLAN, SIZE
 from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import TreeConfig, tree_from
-from specdec.core.verification import Picker
+from specdec.core.verification import Picker, text_seed
 from specdec.errors import SpecdecError
 from specdec.evaluation.methods import named_methods
 
@@ -103,7 +103,7 @@ def default_policies(seed: int = 0) -> dict[str, Policy]:
 def audit(
     pair: Pair,
     prompts,
-    policies: dict | None = None,
+    policies: dict | list | None = None,
     max_new_tokens=32,
     temperatures=(0.0, 1.0),
     seed=0,
@@ -113,7 +113,7 @@ def audit(
     """Decode every prompt under every policy at every temperature and compare with plain decoding.
 
     prompts: a list of what `decode` takes; prompt i is sampled with seed + i. policies: by
-    name, default `default_policies()`. sampling: top_k, top_p, min_p, repetition_penalty.
+    name or a list, default `default_policies()`. sampling: top_k, top_p, min_p, repetition_penalty.
 
     In float32 every token must agree. In low precision a tree's forward rounds differently, so a
     text may diverge at a near-tie (`_NearTies`).
@@ -125,6 +125,8 @@ def audit(
     >>> checked.passed, len(checked.rows)
     (True, 2)
     """
+    if isinstance(policies, list):
+        policies = dict(enumerate(policies))
     policies = named_methods(policies or default_policies(seed))
     prompts = ids_of_all(pair, list(prompts), max_new_tokens)
     assert pair.drafter is not None and prompts, "an audit needs a drafter and prompts"
@@ -137,7 +139,9 @@ def audit(
                 draws = dict(temperature=temperature, seed=seed + number, **sampling)
                 settings = dict(max_new_tokens=max_new_tokens, **draws)
                 plain = autoregress(pair, prompt, **settings).tokens
-                ties = _NearTies(pair, prompt, plain, Picker.from_settings(**draws), temperature)
+                picker = Picker.from_settings(**draws)
+                picker.seed = text_seed(picker.seed, pair.ids_of(prompt))
+                ties = _NearTies(pair, prompt, plain, picker, temperature)
                 # 2. its text under each policy, compared with the plain one
                 for name, policy in policies.items():
                     text = decode(pair, prompt, policy, **settings)

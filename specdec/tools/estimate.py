@@ -73,7 +73,8 @@ class Estimate:
             advice = "take bfloat16, a smaller pair or a larger machine"
             return f"{text}, but {self.free_gib:.1f} GiB are free; {advice}."
         if self.seconds:
-            text += f"; {self.prompts} turns take up to {_duration(sum(self.seconds.values()))}"
+            minutes = sum(self.seconds.values()) / 60
+            text += f"; {self.prompts} turns take up to {max(1, minutes):.0f} min"
         if self.device in GPUS:
             text += " (computed from its data sheet, not measured)"
         return f"{text}."
@@ -215,10 +216,6 @@ def _probe(pair: Pair, item, tree: TreeConfig, new_tok: int) -> pd.Series:
     return pd.Series(seconds)
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
 @dataclass(frozen=True)
 class RecordEstimate:
     """What `record` will write, expected from a few texts."""
@@ -237,12 +234,12 @@ class RecordEstimate:
 
     @property
     def sentence(self) -> str:
-        needs = f"about {self.positions} positions, {self.megabytes:.0f} MB"
-        prompts = f"{self.prompts} prompts ({self.turns} turns) of {self.pair}"
-        text = f"recording {prompts}: {needs}, {_duration(60 * self.minutes)}"
-        if self.fits:
-            return f"{text}."
-        return f"{text}, but only {self.free_megabytes:.0f} MB are free: record fewer widths."
+        text = f"recording {self.prompts} prompts ({self.turns} turns) of {self.pair}: about "
+        minutes = max(1, self.minutes)
+        text += f"{self.positions} positions, {self.megabytes:.0f} MB, {minutes:.0f} min"
+        if not self.fits:
+            text += f", but only {self.free_megabytes:.0f} MB are free: record fewer widths"
+        return f"{text}."
 
 
 @runs.with_settings(RecordConfig)
@@ -252,13 +249,6 @@ def estimate_record(
     """Time and space of `record(pair, prompts, ...)` with the same arguments. Nothing is stored.
 
     samples: prompts decoded for it, spread over all; a third of them also grow a few trees.
-
-    >>> import specdec
-    >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> settings = dict(max_new_tokens=8, depth=3, top_ks=(2, 3), trees=())
-    >>> needed = estimate_record(pair, {"mine": ["What is 2 + 3?"]}, samples=1, **settings)
-    >>> needed.turns, needed.fits
-    (1, True)
     """
     config = runs.configured(config, RecordConfig, settings)
     record.check(pair, config)
@@ -305,11 +295,11 @@ def _written_bytes(tables: list[dict]) -> int:
     """Bytes on disk of a few prompts' columns."""
     written = 0
     with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "part.parquet"
         for name in ("positions", "trees", "family"):
             parts = [table[name] for table in tables if table[name]]
             if parts:
-                path = write_columns(Path(folder) / f"{name}.parquet", stacked_columns(parts))
-                written += path.stat().st_size
+                written += write_columns(place, stacked_columns(parts)).stat().st_size
     return written
 
 
