@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import specdec
 from specdec.errors import SpecdecError
 
 SYSTEMS = ("resps", "ltd", "radar", "ours")
@@ -96,7 +95,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 PAIR = "pair target drafter"
 PLACE = "dtype device device_map"
 DECODING = "max_new_tokens temperature seed"
-AUDITED = "max_new_tokens seed"  # at both temperatures: greedy text repeats itself and hides faults
+AUDITED = f"methods suites limit part {PAIR} {PLACE} {DECODING}"
 SHAPES = "depth top_ks trees family most_nodes"
 MEASURING = "force on jobs"
 
@@ -241,11 +240,13 @@ class Models:
 
     def load(self):
         """The pair with its drafter."""
+        from specdec.models.load import load_pair
+
         source = {"drafter": self.drafter, "dtype": self.dtype, "device": self.device}
         source["target" if self.target else "name"] = self.base
         if self.device_map:
             source["device_map"] = self.device_map
-        pair = specdec.load_pair(**source)
+        pair = load_pair(**source)
         pair.name = self.name
         return pair
 
@@ -364,6 +365,8 @@ def pairs(args) -> None:
 @command("decode", "PROMPT policy", PAIR, PLACE, DECODING)
 def decode(args) -> None:
     """decode one prompt and print text, tau and tokens per second"""
+    from specdec.core import decode as decoding
+
     models = Models.of(args)
     # a wrong name is refused before a model is read; without a policy it is the pair's tuned tree
     policy = None
@@ -372,29 +375,33 @@ def decode(args) -> None:
     pair = models.load()
     settings = options_of(args, DECODING)
     if args.policy == "autoregressive":
-        out = specdec.autoregress(pair, args.prompt, **settings)
+        out = decoding.autoregress(pair, args.prompt, **settings)
         facts = f"{out.new_tok} tokens"
     else:
-        out = specdec.decode(pair, args.prompt, policy, **settings)
+        out = decoding.decode(pair, args.prompt, policy, **settings)
         facts = f"{out.new_tok} tokens, tau {out.tau:.2f} in {len(out.rows)} cycles"
     print(out.tokens if out.text is None else out.text)
     print(f"[{args.policy}: {facts}, {out.tokens_per_s:.0f} tokens/s]", file=sys.stderr)
 
 
-@command("audit", f"methods suites limit part {PAIR} {PLACE} {AUDITED}", max_new_tokens=32)
+@command("audit", AUDITED, max_new_tokens=32, temperature=None)
 def audit(args) -> int:
     """check that no tree and no policy changes the text, at temperature 0 and 1"""
     from specdec.data.suites import gather, openings
-    from specdec.evaluation.lossless import default_policies
+    from specdec.evaluation import lossless
 
     models = Models.of(args)
-    policies = default_policies(args.seed)
+    policies = lossless.default_policies(args.seed)
     for text in args.methods:
         policies[text] = models.method(text)
     items = gather(suites_of(args), **options_of(args, "limit part seed"))
     pair = models.load()
     prompts = openings(pair, items)
-    result = specdec.audit(pair, prompts, policies, **options_of(args, AUDITED))
+    settings = options_of(args, "max_new_tokens seed")
+    # greedy text repeats itself and hides faults, so both by default
+    if args.temperature is not None:
+        settings["temperatures"] = (args.temperature,)
+    result = lossless.audit(pair, prompts, policies, **settings)
     print_table(result.table)
     if len(result.failures):
         print("Not lossless; the first of the texts that differ:")
@@ -405,6 +412,8 @@ def audit(args) -> int:
 @command("evaluate", "methods tuned suites limit part", MEASURING, PAIR, PLACE, DECODING)
 def evaluate(args) -> None:
     """measure the speed of methods on suites (default: plain decoding and EAGLE-3's trees)"""
+    from specdec.evaluation import bench, tuning
+
     models = Models.of(args)
     names = args.methods or ("autoregressive", "eagle3", "eagle3-scripts")
     methods = {text: models.method(text) for text in names}
@@ -413,14 +422,14 @@ def evaluate(args) -> None:
     suites = suites_of(args)
     pair = models.load()
     if args.tuned:
-        methods["tuned"] = specdec.tune_static(pair, suites, **options_of(args, DECODING)).policy
+        methods["tuned"] = tuning.tune_static(pair, suites, **options_of(args, DECODING)).policy
         args.part = "test"
     # a run of the same settings is continued or reused
     settings = options_of(args, f"{DECODING} {MEASURING} limit part")
-    run = specdec.evaluate(methods, suites, pair, **settings)
+    run = bench.evaluate(methods, suites, pair, **settings)
     columns = ["suite", "method", "prompts", "speedup", "speedup_low", "speedup_high", "tau"]
     columns += ["tok_per_s", "same_frac", "accuracy_frac"]
-    print_table(specdec.summary(run).reindex(columns=columns).dropna(axis=1, how="all"))
+    print_table(bench.summary(run).reindex(columns=columns).dropna(axis=1, how="all"))
     print(run.directory)
 
 
@@ -442,6 +451,7 @@ def record(args) -> None:
     from specdec import runs
     from specdec.data.suites import NAMES, Prompt, embedded_suite
     from specdec.replays import record as recording
+    from specdec.tools.estimate import estimate_record
     from specdec.training.drafter.generate_data import read_prompts
 
     # 1. the pair and its prompts
@@ -458,7 +468,7 @@ def record(args) -> None:
             prompts[name].append(Prompt(f"{name}/{len(prompts[name])}", name, turns))
         settings["part"] = recording.SPLIT
     # 2. what it needs
-    needed = specdec.estimate_record(pair, prompts, **settings)
+    needed = estimate_record(pair, prompts, **settings)
     print(needed.sentence, file=sys.stderr)
     if args.estimate:
         return
@@ -488,7 +498,9 @@ def generate_data(args) -> None:
 @command("score", "POLICY trace costs")
 def score(args) -> None:
     """judge a controller by replay: speed over plain decoding and the tuned tree"""
-    result = specdec.score(args.policy, trace=args.trace, costs=args.costs)
+    from specdec.evaluation.score import score as judge
+
+    result = judge(args.policy, trace=args.trace, costs=args.costs)
     print_table(result.table, digits=3)
     print(f"\n{result.sentence}")
 
@@ -497,9 +509,10 @@ def score(args) -> None:
 def calibrate(args) -> None:
     """measure the time of every part of a cycle on this machine"""
     from specdec.core.pair import dtype_name
+    from specdec.costs.calibrate import calibrate as measure
 
     pair = Models.of(args).load()
-    costs = specdec.calibrate(pair, **options_of(args, "seconds seed"))
+    costs = measure(pair, **options_of(args, "seconds seed"))
     dtype = dtype_name(pair.target.dtype)
     print(costs.save(costs_file(pair.name, dtype)))
     tree = keep_tree(pair.name, dtype)

@@ -351,19 +351,19 @@ def cycle_costs(
         sums: Counter = Counter()
         for prompt in prompts:
             plain = autoregress(pair, prompt, **settings)
+            drafted = decode(pair, prompt, policy, **settings)
             # the prompt's own forward is no step
             sums.update(steps=plain.new_tok - 1, steps_ms=plain.decode_ms)
             sums.update(plain_tok=plain.new_tok, plain_ms=plain.total_ms)
-            drafted = decode(pair, prompt, policy, **settings)
             sums.update(tree_tok=drafted.new_tok, tree_ms=drafted.total_ms)
             for cycle in drafted.rows:
-                sums.update(cycles=1, cycle_tok=cycle.new_tok, cycle_ms=cycle.total_ms)
-                sums.update(draft_ms=cycle.draft_ms, verify_ms=cycle.verify_ms)
+                sums.update(cycles=1, tau=cycle.new_tok, rest=cycle.total_ms)
+                sums.update(draft=cycle.draft_ms, verify=cycle.verify_ms)
         step_ms = sums["steps_ms"] / sums["steps"]
-        row = {"tau": sums["cycle_tok"] / sums["cycles"], "plain_ms": step_ms}
-        for part in ("draft", "verify", "cycle"):
-            row[f"{part}_steps"] = sums[f"{part}_ms"] / sums["cycles"] / step_ms
-        row["rest_steps"] = row.pop("cycle_steps") - row["draft_steps"] - row["verify_steps"]
+        row = {"tau": sums["tau"] / sums["cycles"], "plain_ms": step_ms}
+        sums["rest"] -= sums["draft"] + sums["verify"]
+        for part in ("draft", "verify", "rest"):
+            row[f"{part}_steps"] = sums[part] / sums["cycles"] / step_ms
         row["speed"] = sums["plain_ms"] / sums["plain_tok"] * sums["tree_tok"] / sums["tree_ms"]
         rows.append(row)
     facts = {"pair": pair.name, "dtype": dtype_name(pair.target.dtype), "tree": tree.text}

@@ -42,7 +42,7 @@ def test_values_have_their_types_and_commands_their_own_defaults():
     assert (options.preset, parse(["train", "ltd"]).order) == ("ours", "6.1")
     options = parse("book run -p a 1 -p b true --only 2".split())
     assert options.p == [["a", "1"], ["b", "true"]] and options.only == ["2"]
-    assert parse(["book", "run"]).p == [] and parse(["audit"]).max_new_tokens == 32
+    assert parse(["book", "run"]).p == [] and parse(["audit"]).temperature is None
     assert parse("train ppow --target t --out o".split()).preset is None
     assert parse("generate-data t --out o --tokens 2500".split()).tokens == 2500
     assert parse("generate-data t --out o".split()).tokens == 3_000_000
@@ -109,7 +109,7 @@ def test_decode_prints_what_the_library_decodes(tiny, capsys):
 def test_pairs_audit_and_estimate(capsys):
     assert run("pairs") == 0 and "tiny" in capsys.readouterr().out
     suite = "--pair tiny --dtype float32 --suites toy/gsm8k --limit 1"
-    assert run(f"audit {suite} --max-new-tokens 4") == 0
+    assert run(f"audit {suite} --max-new-tokens 4 --temperature 0") == 0
     assert "policies" in capsys.readouterr().out
     assert run(f"estimate {suite}") == 0
     assert "1 turns take up to" in capsys.readouterr().err
