@@ -79,7 +79,7 @@ CHATS = runs/chats/smollm2
 DRAFTER = tools.cli train $(WHAT) --target smollm2 --data $(CHATS) --preset pretrained --out runs/train/smollm2-$(WHAT)
 TRAIN_toy = book run --scale $(SCALE) --only 90_toy_pair -p retrain true
 TRAIN_ppow = book run --scale $(SCALE) --only 25_train_ppow 43_ablate_ppow
-TRAIN_data = tools.cli generate-data smollm2 --dtype bfloat16 --tokens 3M --out $(CHATS)
+TRAIN_data = tools.cli generate-data smollm2 --dtype bfloat16 --tokens 3000000 --out $(CHATS)
 TRAIN_eagle3 = $(DRAFTER)
 HEADS = $(DRAFTER) --set draft_vocab_size=4096
 # At the preset's 0.8 later positions, which are seldom reached, cost the first one its accuracy.

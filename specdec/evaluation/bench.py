@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import random
 import shutil
 from collections.abc import Callable
@@ -189,8 +190,7 @@ class _Bench:
         config = self.config
         with clock.by_processor_time(config.cpu_time):
             # 1. warm up
-            for number in range(config.warmup if jobs else 0):
-                _, index = jobs[number % len(jobs)]
+            for _, index in itertools.islice(itertools.cycle(jobs), config.warmup):
                 self.decode_all(self.items[index], repeat=0)
             options = dict(desc=self.run.name, unit="prompt", disable=not config.progress)
             for repeat, index in tqdm(jobs, **options):
@@ -248,7 +248,9 @@ class _Bench:
 
     def _row(self, item, turn: int, out: Generation) -> dict:
         """A row of prompts.parquet: new_tok ends at a stop token, cycle_tok counts whole cycles."""
-        text = out.text if out.text is not None else " ".join(map(str, out.tokens))
+        text = out.text
+        if text is None:
+            text = " ".join(map(str, out.tokens))
         row = {"prompt_tok": out.prompt_tok, "new_tok": out.new_tok, "cycles": len(out.rows)}
         row["cycle_tok"] = sum(cycle.new_tok for cycle in out.rows)
         for name in COUNTED:
@@ -299,14 +301,6 @@ def summary(run: runs.Run, baseline: str | None = None) -> pd.DataFrame:
 
     calls: draft forwards. prefill_frac: of the total time. crowded: others used the cores, so there
     is no result. <share>_frac of SHARES: of the time in cycles.
-
-    >>> import specdec
-    >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> methods = {"plain": "autoregressive", "tree": specdec.Static(8, 3, 2)}
-    >>> few = dict(max_new_tokens=8, name="example", progress=False)
-    >>> table = summary(specdec.evaluate(methods, {"mine": ["What is 2 + 3?"]}, pair, **few))
-    >>> table[["suite", "method", "prompts", "same_frac"]].values.tolist()
-    [['mine', 'plain', 1, 1.0], ['mine', 'tree', 1, 1.0]]
     """
     prompts = run.read_table("prompts")
     config = run.record()["config"]
@@ -325,10 +319,8 @@ def summary(run: runs.Run, baseline: str | None = None) -> pd.DataFrame:
     added["prefill_frac"] = sums["prefill_ms"] / sums["total_ms"]
     added["crowded"] = groups.apply(is_crowded)
     # 2. where the time of a cycle goes
-    columns = [f"{part}_ms" for part in (*SHARES, "total")]
-    cycles = stats.with_all(run.read_table("cycles"))
-    times = cycles.groupby(keys, sort=False)[columns].sum()
+    cycles = stats.with_all(run.read_table("cycles")).groupby(keys, sort=False)
     for part in SHARES:
-        added[f"{part}_frac"] = times[f"{part}_ms"] / times["total_ms"]
+        added[f"{part}_frac"] = cycles[f"{part}_ms"].sum() / cycles["total_ms"].sum()
     table = table.merge(added.reset_index(), on=keys, how="left")
     return stats.in_order(table, list(config["methods"]))

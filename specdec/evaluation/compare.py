@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from dataclasses import dataclass, replace
+import itertools
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ from specdec.core.policy import Policy, RandomPolicy, Static
 from specdec.core.records import EXTEND, SIZE, SUMS, with_rates
 from specdec.core.tree_config import TREES, TreeConfig
 from specdec.costs.calibrate import measured_answer_ms
-from specdec.errors import SpecdecError, warn
+from specdec.errors import SpecdecError
 from specdec.evaluation import stats
 from specdec.evaluation.methods import AUTOREGRESSIVE, load_controller
 from specdec.evaluation.tuning import race_static
@@ -59,10 +60,16 @@ class Baselines:
 
         grid: total_tokens, depths, top_ks of `static_grid`.
         """
-        chosen_on = trace.select(trace.turns["part"].isin(parts))
+        choosing = trace.turns["part"].isin(parts)
+        if not choosing.any():
+            why = f"there is no part {' or '.join(parts)} to choose trees on"
+            raise SpecdecError(f"{why}; record more prompts, or give baselines=...")
+        chosen_on = trace.select(choosing)
         by_suite = static_grid(chosen_on, costs, by="suite", **grid)
         tuned = fastest(by_suite.groupby(SETTING, as_index=False, sort=False)[SUMS].sum())
-        per_suite = {suite: fastest(rows) for suite, rows in by_suite.groupby("suite", sort=False)}
+        per_suite = {}
+        for suite, rows in by_suite.groupby("suite", sort=False):
+            per_suite[suite] = fastest(rows)
         return cls(tuple(defaults), tuned, per_suite, tuple(parts))
 
     @classmethod
@@ -111,11 +118,12 @@ class Baselines:
         baselines = {*self.trees, AUTOREGRESSIVE, PER_SUITE, RANDOM, *self.bounds}
         lists = {}
         for name, seeds in policies.items():
-            seeds = list(seeds) if isinstance(seeds, list | tuple) else [seeds]
+            if not isinstance(seeds, list | tuple):
+                seeds = [seeds]
             if name in baselines or not all(isinstance(policy, Policy) for policy in seeds):
                 expected = "a policy or a list of them, one per seed, under a name of no baseline"
                 raise SpecdecError(f"{name!r} must be {expected}.")
-            lists[Method.of(name)] = seeds
+            lists[Method.of(name)] = list(seeds)
         return lists
 
 
@@ -148,14 +156,13 @@ class Comparison:
         same_turns = (table.groupby("suite")["new_tok"].nunique() == 1).all()
         assert same_turns, "the methods did not decode the same turns"
         # 2. over the trees and the bound of the same suite
-        references = {}
-        for method in (self.baselines.default, TUNED, CLAIRVOYANT):
-            rows = table[table["method"] == method].set_index("suite")
-            references[method] = table["suite"].map(rows["ms_per_tok"])
         ms = table["ms_per_tok"]
-        table["over_default"] = references[self.baselines.default] / ms
-        table["over_tuned"] = references[TUNED] / ms
-        table["headroom_frac"] = headroom(ms, references[TUNED], references[CLAIRVOYANT])
+        first_seeds = table[table["seed"] == 0]
+        reference_ms = first_seeds.pivot(index="suite", columns="method", values="ms_per_tok")
+        reference_ms = reference_ms.loc[table["suite"]].set_index(table.index)
+        table["over_default"] = reference_ms[self.baselines.default] / ms
+        table["over_tuned"] = reference_ms[TUNED] / ms
+        table["headroom_frac"] = headroom(ms, reference_ms[TUNED], reference_ms[CLAIRVOYANT])
         # 3. means of a cycle
         table["draft_calls"] /= table["cycles"]
         table["verify_nodes"] = table["verified_tok"] / table["cycles"] - 1
@@ -194,15 +201,18 @@ def compare_replay(
     recording. policy_ms: name -> time of one answer; that of others is measured with the first
     seed, live if the `pair` is given, else in replay, whose caches are warmer.
     """
-    baselines = baselines or _usual(trace, costs, part)
+    baselines = baselines or Baselines.choose(trace, costs)
     if part in baselines.chosen_on:
         raise SpecdecError(f"trees were chosen on part {part!r}; compare on another one.")
     test = trace.select(part=part)
     policies = baselines.by_method(policies)
     charged = dict(policy_ms or {})
     # 1. the references: fixed trees and random answers, whose answers cost nothing
-    contenders = [(name, 0, test, Static.of(tree)) for name, tree in baselines.trees.items()]
-    contenders += [(RANDOM, seed, test, baselines.random(seed)) for seed in random_seeds]
+    contenders: list[tuple] = []
+    for name, tree in baselines.trees.items():
+        contenders.append((name, 0, test, Static.of(tree)))
+    for seed in random_seeds:
+        contenders.append((RANDOM, seed, test, baselines.random(seed)))
     # 2. the policies to judge; an answer costs what it takes on this machine
     for name, seeds in policies.items():
         for seed, policy in enumerate(seeds):
@@ -221,9 +231,8 @@ def compare_replay(
     # 4. replay all of them
     turns, cycles = [], []
     for name, seed, recording, policy in tqdm(contenders, "replay", disable=not progress):
-        ms = charged[name] if name in policies else 0.0
-        policy = copy.deepcopy(policy)
-        replayed = replay(recording, policy, costs, policy_ms=ms, keep_cycles=True)
+        settings = {"policy_ms": charged.get(name, 0.0), "keep_cycles": True}
+        replayed = replay(recording, copy.deepcopy(policy), costs, **settings)
         turns.append(replayed.table.assign(method=name, seed=seed))
         cycles.append(replayed.cycles.assign(method=name, seed=seed))
     # 5. the bounds, which have no cycles
@@ -234,15 +243,6 @@ def compare_replay(
     charged = {name: charged[name] for name in policies}
     temperature = float(trace.header.get("temperature", 0.0))
     return Comparison(*tables, baselines, charged, costs.uncertainty_frac, temperature, costs.name)
-
-
-def _usual(trace, costs, part: str) -> Baselines:
-    """Baselines chosen on the usual parts; on the test part if nothing else was recorded."""
-    if trace.turns["part"].isin(CHOSEN_ON).any():
-        return Baselines.choose(trace, costs)
-    why = f"there is no part {' or '.join(CHOSEN_ON)}, so trees are tuned on what judges them"
-    warn(f"{why} and look faster than they are; for a fair comparison record more prompts.")
-    return replace(Baselines.choose(trace, costs, parts=(part,)), chosen_on=())
 
 
 def _refuse_if_chosen_on(name: str, policy: Policy, part: str) -> None:
@@ -303,13 +303,16 @@ def over_seeds(comparison: Comparison) -> pd.DataFrame:
     plain = comparison.turns[comparison.turns["method"] == TUNED]
     plain = plain.assign(method=AUTOREGRESSIVE, time_ms=plain["plain_ms"])
     turns = pd.concat([comparison.turns, plain])
-    references = (AUTOREGRESSIVE, comparison.baselines.default, TUNED)
-    over = dict(zip(RATIOS, references, strict=True))
+    over = {"speedup": AUTOREGRESSIVE, "over_default": comparison.baselines.default}
+    over["over_tuned"] = TUNED
     policies = set(comparison.policy_ms)
     prompts = stats.summarise(turns, over, rate=stats.SPEED, family=policies, pool=True)
     tests = ["p_default", "p_tuned", "p_default_holm", "p_tuned_holm"] if policies else []
     prompts.loc[~prompts["method"].isin(policies), tests] = np.nan
-    ends = {f"{name}_{end}": f"{name}_prompts_{end}" for name in RATIOS for end in ("low", "high")}
+    ends = {}
+    for name in RATIOS:
+        ends[f"{name}_low"] = f"{name}_prompts_low"
+        ends[f"{name}_high"] = f"{name}_prompts_high"
     prompts = prompts.rename(columns=ends)[[*keys, "prompts", *ends.values(), *tests]]
     table = pd.DataFrame(rows).merge(prompts, on=keys, how="left")
     last = ["beyond_costs", *tests]
@@ -319,11 +322,11 @@ def over_seeds(comparison: Comparison) -> pd.DataFrame:
 def best_seed(trace, costs, policies: list[Policy], policy_ms: float) -> int:
     """Index of the fastest policy on part "tune", recorded in its log."""
     tune = trace.select(part="tune")
-    times = []
+    times_ms = []
     for policy in policies:
         replayed = replay(tune, copy.deepcopy(policy), costs, policy_ms=policy_ms)
-        times.append(replayed.ms_per_tok)
-    best = int(np.argmin(times))
+        times_ms.append(replayed.ms_per_tok)
+    best = int(np.argmin(times_ms))
     chose(policies[best], "seed", "tune", f"{best + 1} of {len(policies)}")
     return best
 
@@ -335,7 +338,7 @@ def choices(policies: dict[str, list[Policy]]) -> pd.DataFrame:
     columns = ["method", "choice", "part", "value"]
     rows = []
     for name, seeds in policies.items():
-        logs = [row for policy in seeds for row in choices_of(policy)]
+        logs = list(itertools.chain.from_iterable(map(choices_of, seeds)))
         for row in logs or [dict.fromkeys(columns, "-")]:
             rows.append({**row, "method": name})
     return pd.DataFrame(rows, columns=columns).drop_duplicates(ignore_index=True)
@@ -347,11 +350,7 @@ def load_controllers(folders: dict[str, list]) -> dict[Method, list[Policy]]:
 
 
 def shipped_controllers(pair: str, dtype: str) -> dict[Method, list[Policy]]:
-    """The shipped controllers of a pair and dtype; empty if there are none.
-
-    >>> list(shipped_controllers("small", "float32"))
-    ['ours, as shipped']
-    """
+    """The shipped controllers of a pair and dtype; empty if there are none."""
     systems = {"resps": "Re-SpS", "ltd": "LTD", "radar": "RADAR", "ours": "ours"}
     controllers = {}
     for kind, name in systems.items():

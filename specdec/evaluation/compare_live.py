@@ -50,7 +50,7 @@ def decode_live(
     with the suite's own tree. calibration: calibrate too, in pieces between the prompts.
     """
     config = runs.configured(config or LIVE, EvaluateConfig, settings)
-    suite_trees = [baselines.of_suite(suite) for suite in suites]
+    suite_trees = list(map(baselines.of_suite, suites))
     # 1. the methods that all suites share, and their labels
     methods: dict = {AUTOREGRESSIVE: AUTOREGRESSIVE}
     methods[baselines.default] = Static.of(baselines.defaults[0])
@@ -77,18 +77,16 @@ def decode_live(
     # 3. their rows
     prompts = pd.concat([run.read_table("prompts") for run in done], ignore_index=True)
     cycles = pd.concat([run.read_table("cycles") for run in done], ignore_index=True)
-    costs = _measured_beside(done[-1], timing) if timing else None
+    # 4. the costs that were measured between them; new decodings come with new costs
+    costs = None
+    if timing:
+        path = done[-1].path("costs.json")
+        if timing.begun or not path.is_file():
+            timing.model().save(path)
+        costs = CostModel.load(path)
     facts = (config.temperature, prompts["machine"].iloc[0])
     names = tuple(policies)
     return Live(tuple(done), prompts, cycles, labels, names, baselines.default, costs, *facts)
-
-
-def _measured_beside(run: runs.Run, timing: Calibration) -> CostModel:
-    """The cost model measured between the prompts of a run, stored beside its rows."""
-    path = run.path("costs.json")
-    if timing.begun or not path.is_file():  # new decodings come with new costs
-        timing.model().save(path)
-    return CostModel.load(path)
 
 
 def live_table(live: Live, prompts: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -160,16 +158,15 @@ def beside(comparison: Comparison, live: Live) -> pd.DataFrame:
     table = rows[[*keys, "prompts"]].copy()
     for name in RATIOS:
         replayed = rows[f"{name}_replay"]
-        low, high = rows[f"{name}_low"], rows[f"{name}_high"]
         table[f"replay_{name}"] = replayed
-        table[f"live_{name}"] = rows[name]
-        table[f"live_{name}_low"] = low
-        table[f"live_{name}_high"] = high
+        for column in stats.spread_names(name):
+            table[f"live_{column}"] = rows[column]
+        low, high = rows[f"{name}_low"], rows[f"{name}_high"]
         table[f"{name}_off"] = replayed / rows[name] - 1
         table[f"{name}_inside"] = replayed.between(low, high).astype("boolean").mask(low.isna())
     table["replay_ms_per_tok"] = rows["ms_per_tok"]
     table["live_ms_per_tok"] = 1e3 / rows["tok_per_s"]
-    table["ms_per_tok_off"] = table["replay_ms_per_tok"] / table["live_ms_per_tok"] - 1
+    table["ms_per_tok_off"] = rows["ms_per_tok"] / table["live_ms_per_tok"] - 1
     return table.join(rows[[*identity.FIELDS, "temperature", "machine"]])
 
 
@@ -179,8 +176,8 @@ def agreement(table: pd.DataFrame) -> dict[str, float]:
     median_frac, worst_frac: errors of times per token; spearman: their rank correlation;
     gain_median, gain_worst: errors of the gain over the tuned tree (0.02 is two points).
     """
-    suites = set(table["suite"])
-    rows = table[table["suite"] == ("all" if "all" in suites else table["suite"].iloc[0])]
+    # the last suite is "all", or the only one
+    rows = table[table["suite"] == table["suite"].iloc[-1]]
     off = rows["ms_per_tok_off"].abs()
     replayed_ms = rows["replay_ms_per_tok"]
     gains = (rows["replay_over_tuned"] - rows["live_over_tuned"]).abs()[rows["method"] != TUNED]

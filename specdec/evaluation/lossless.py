@@ -95,9 +95,8 @@ def default_policies(seed: int = 0) -> dict[str, Policy]:
         policies[f"random {'+'.join(asks)}"] = policy
     policies["random, large"] = RandomPolicy(large, seed + 7, own_beams=True)
     policies["random chains"] = RandomPolicy(TreeConfig(7, 5, 1), seed + 8)
-    first = RandomPolicy(small, seed + 9, (EXTEND,))
-    second = RandomPolicy(large, seed + 10, (SIZE,))
-    policies["two chained"] = Chain(first, second)
+    extending = RandomPolicy(small, seed + 9, (EXTEND,))
+    policies["two chained"] = Chain(extending, RandomPolicy(large, seed + 10, (SIZE,)))
     return policies
 
 
@@ -113,8 +112,8 @@ def audit(
 ) -> Audit:
     """Decode every prompt under every policy at every temperature and compare with plain decoding.
 
-    prompts: a list of what `decode` takes; prompt i is sampled with seed + i. policies: by name or
-    a list, default `default_policies()`. sampling: top_k, top_p, min_p, repetition_penalty.
+    prompts: a list of what `decode` takes; prompt i is sampled with seed + i. policies: by
+    name or a list, default `default_policies()`. sampling: top_k, top_p, min_p, repetition_penalty.
 
     In float32 every token must agree. In low precision a tree's forward rounds differently, so a
     text may diverge at a near-tie (`_NearTies`).
@@ -127,7 +126,7 @@ def audit(
     (True, 2)
     """
     if isinstance(policies, list):
-        policies = {f"{n} {type(policy).__name__}": policy for n, policy in enumerate(policies)}
+        policies = dict(enumerate(policies))
     policies = named_methods(policies or default_policies(seed))
     prompts = ids_of_all(pair, list(prompts), max_new_tokens)
     assert pair.drafter is not None and prompts, "an audit needs a drafter and prompts"
@@ -249,47 +248,27 @@ def chi_square(counts, probabilities) -> ChiSquare:
 
 
 def distribution_test(
-    pair: Pair,
-    prompt,
-    policy=None,
-    *,
-    new_tok=3,
-    draws=500,
-    temperature=1.0,
-    seed=0,
-    draw=None,
-    progress=True,
-    **warping,
+    pair: Pair, prompt, policy=None, *, new_tok=3, draws=500, draw=None, progress=True, **sampling
 ) -> ChiSquare:
-    """Sample `draws` continuations of `new_tok` tokens with seeds seed, seed + 1, ... and test them
-    against exact probabilities.
+    """Sample `draws` continuations of `new_tok` tokens with seeds 0, 1, ... and test them against
+    exact probabilities.
 
     The probabilities come from plain forwards over every possible continuation, so the vocabulary
     must be small or cut by top_k (4096 continuations at most). draw(seed) -> token ids replaces
-    `decode`, to see a wrong method fail. warping: top_k, top_p, min_p, repetition_penalty.
-
-    >>> import specdec
-    >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> few = dict(new_tok=2, draws=100, top_k=3, progress=False)
-    >>> distribution_test(pair, "What is 2 + 3?", specdec.Static(8, 2, 3), **few).passed
-    True
+    `decode`, to see a wrong method fail. sampling: temperature (1), top_k, top_p, min_p,
+    repetition_penalty.
     """
-    if not temperature > 0:
+    sampling.setdefault("temperature", 1.0)
+    if not sampling["temperature"] > 0:
         raise SpecdecError("distribution_test compares sampled text; set a temperature above 0.")
-
-    sampling = {"temperature": temperature, **warping}
-
-    def drafted(seed: int) -> list[int]:
-        options = dict(max_new_tokens=new_tok, stop_tokens=(), seed=seed, **sampling)
-        return decode(pair, prompt, policy, **options).tokens
-
-    draw = draw or drafted
     law = continuation_law(pair, prompt, new_tok, Picker.from_settings(seed=0, **sampling))
+    options = dict(max_new_tokens=new_tok, stop_tokens=(), **sampling)
     counts: Counter = Counter()
-    for number in tqdm(range(seed, seed + draws), unit="draw", disable=not progress):
-        counts[tuple(draw(number))] += 1
-    cells = [*law, *(set(counts) - set(law))]
-    return chi_square([counts[cell] for cell in cells], [law.get(cell, 0.0) for cell in cells])
+    for seed in tqdm(range(draws), unit="draw", disable=not progress):
+        tokens = draw(seed) if draw else decode(pair, prompt, policy, seed=seed, **options).tokens
+        counts[tuple(tokens)] += 1
+    table = pd.DataFrame({"count": counts, "law": law}).fillna(0.0)
+    return chi_square(table["count"], table["law"])
 
 
 def continuation_law(pair: Pair, prompt, new_tok: int, picker: Picker) -> dict:

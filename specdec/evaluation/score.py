@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import runpy
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -176,14 +176,11 @@ def _opened(policy: Any) -> tuple[str, Policy]:
     if not file.is_file():
         raise SpecdecError(f"there is no file {policy}; check the path.")
     # what the file imports may be beside it
-    module = ModuleType(file.stem)
     sys.path.append(str(file.parent))
     try:
-        exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), vars(module))
-        classes = []
-        for kind in vars(module).values():
-            if isinstance(kind, type) and issubclass(kind, Policy) and kind.__module__ == file.stem:
-                classes.append(kind)
+        names = runpy.run_path(str(file), run_name=file.stem)
+        kinds = [kind for kind in names.values() if getattr(kind, "__module__", "") == file.stem]
+        classes = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Policy)]
         if len(classes) != 1:
             raise TypeError(f"{len(classes)} subclasses of Policy instead of one")
         return file.stem, checked_policy(classes[0]())

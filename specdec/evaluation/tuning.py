@@ -19,7 +19,7 @@ from specdec import runs
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.core.records import ms_per_tok, tau
-from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.core.tree_config import TreeConfig, tree_from
 from specdec.data.suites import gather
 from specdec.errors import SpecdecError
 from specdec.evaluation.bench import EvaluateConfig, evaluate
@@ -31,6 +31,10 @@ FINALISTS = 5  # trees that replay finds fastest, which then race live
 PART = "tune"  # of the suites and recordings on which trees race
 KEEP = 3  # one in KEEP candidates remains for the next step, on KEEP times as many prompts
 FIRST = 4  # prompts of the first step
+# plain steps, chains, small trees and the published defaults: total_tokens, depth and top_k
+GRID = "1,0,1 3,1,1 5,3,1 7,5,1 9,7,1 8,3,3 8,5,3 16,3,3 16,3,8 16,5,3 16,5,8 16,7,3 16,7,8"
+GRID += " 24,5,3 24,5,8 24,7,3 24,7,8 32,5,3 32,5,8 32,7,3 32,7,8 32,9,3 32,9,8 48,5,6 48,5,10"
+GRID += " 48,7,6 48,7,10 48,9,6 48,9,10 60,5,6 60,5,10 60,7,6 60,7,10"
 GATE_COLUMNS = ["policy", "tree", "copied_tokens", "saved_frac", "tau", "ms_per_tok", "speedup"]
 TUNED = EvaluateConfig(name="tune_static")
 RACED = EvaluateConfig(name="race_static")
@@ -48,17 +52,8 @@ class Tuning:
 
 
 def default_grid() -> list[TreeConfig]:
-    """Plain steps, chains, small trees and the published defaults, up to 60 tokens."""
-    grid = [TreeConfig(1, 0, 1), *(TreeConfig(depth + 2, depth, 1) for depth in (1, 3, 5, 7))]
-    # total_tokens -> depths and widths
-    small, large = (3, 8), (6, 10)
-    shapes = {8: ((3, 5), (3,)), 16: ((3, 5, 7), small), 24: ((5, 7), small)}
-    shapes.update({32: ((5, 7, 9), small), 48: ((5, 7, 9), large), 60: ((5, 7), large)})
-    for total, (depths, widths) in shapes.items():
-        for depth, width in itertools.product(depths, widths):
-            if total - 1 <= pool_size(depth, width):
-                grid.append(TreeConfig(total, depth, width))
-    return grid
+    """The trees of GRID."""
+    return list(map(tree_from, GRID.split()))
 
 
 def tune_static(
@@ -69,14 +64,6 @@ def tune_static(
     prompts: names of suites, of which only the "tune" part is used, or the tuning prompts. grid:
     the trees to try, default `default_grid()`. most: prompts used in all. settings: fields of
     EvaluateConfig by name. Speed is new tokens over prefill and decoding time.
-
-    >>> import specdec
-    >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> trees = [specdec.TreeConfig(3, 1, 1), specdec.TreeConfig(6, 2, 2)]
-    >>> few = dict(max_new_tokens=8, progress=False)
-    >>> tuning = tune_static(pair, {"mine": ["Hello."]}, trees, **few)
-    >>> tuning.policy.plan in trees, len(tuning.table)
-    (True, 2)
     """
     # 1. the trees, and the prompts in a random order
     config = runs.configured(config or TUNED, EvaluateConfig, settings)
@@ -88,21 +75,22 @@ def tune_static(
     items = items[:most]
     config = replace(config, part=None, limit=None)
     # 2. the steps
-    racing = {tree.text: tree for tree in trees}
+    policies = _static_policies(trees)
     tables = []
     rows = []
-    for step, (start, end) in enumerate(_steps(len(items), len(racing))):
-        policies = {label: Static.of(tree) for label, tree in racing.items()}
+    for step, (start, end) in enumerate(_steps(len(items), len(policies))):
         rows.append(evaluate(policies, items[start:end], pair, config).read_table("prompts"))
-        table = _ranked(pd.concat(rows, ignore_index=True), racing).assign(step=step, prompts=end)
-        count = math.ceil(len(racing) / KEEP) if end < len(items) else 1
+        table = _ranked(pd.concat(rows, ignore_index=True), policies).assign(step=step, prompts=end)
+        count = 1
+        if end < len(items):
+            count = math.ceil(len(policies) / KEEP)
         best = table["method"].head(count).tolist()
         tables.append(table.assign(kept=table["method"].isin(best)))
-        racing = {label: racing[label] for label in best}
-        if len(racing) == 1:
+        policies = {text: policies[text] for text in best}
+        if len(policies) == 1:
             break
     # 3. the fastest
-    winner = Static.of(racing[best[0]])
+    winner = policies[best[0]]
     winner.tuned_on = frozenset(item.digest for item in items)
     columns = ["step", "method", *SETTING, "prompts", "ms_per_tok", "tau", "kept"]
     return Tuning(winner, pd.concat(tables, ignore_index=True)[columns])
@@ -133,21 +121,20 @@ def race_static(
     parts = []
     for suite in dict.fromkeys(trace.turns["suite"]):
         of_suite = trace.select((trace.turns["suite"] == suite).to_numpy())
-        racing = {tree.text: tree for tree in (*pooled, *finalists(of_suite, costs))}
-        trees.update(racing)
+        methods = _static_policies([*pooled, *finalists(of_suite, costs)])
+        trees.update(methods)
         name = f"{config.name}_{runs.plain_name(suite.replace('/', '_'))}"
-        methods = {text: Static.of(tree) for text, tree in racing.items()}
         run = evaluate(methods, suite, pair, replace(config, part=PART, name=name))
         parts.append(run.read_table("prompts"))
     rows = pd.concat(parts)
     rows["new_tok"] -= 1  # the first token comes from the prefill
     # 2. all suites together, for the trees that all of them decoded
-    shared = rows[rows["method"].isin([tree.text for tree in pooled])].assign(suite="all")
+    shared = rows[rows["method"].isin(_static_policies(pooled))].assign(suite="all")
     groups = pd.concat([rows, shared]).groupby(["suite", "method"], sort=False)
     sums = groups[["decode_ms", "new_tok"]].sum()
     ms = ms_per_tok(sums["decode_ms"], sums["new_tok"])
     fastest = ms.groupby(level="suite", sort=False).idxmin()
-    return {suite: trees[text] for suite, text in fastest}
+    return {suite: trees[text].plan for suite, text in fastest}
 
 
 def tune_gate(
@@ -191,11 +178,16 @@ def _steps(prompts: int, candidates: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise([*bounds, prompts]))
 
 
-def _ranked(rows: pd.DataFrame, racing: dict[str, TreeConfig]) -> pd.DataFrame:
+def _static_policies(trees: Iterable[TreeConfig]) -> dict[str, Static]:
+    return {tree.text: Static.of(tree) for tree in trees}
+
+
+def _ranked(rows: pd.DataFrame, policies: dict[str, Static]) -> pd.DataFrame:
     """One row per remaining candidate, fastest first; all have decoded the same prompts."""
-    rows = rows[rows["method"].isin(list(racing))]
+    rows = rows[rows["method"].isin(policies)]
     sums = rows.groupby("method")[["new_tok", "total_ms", "cycles", "cycle_tok"]].sum()
-    table = pd.DataFrame([setting(racing[label]) for label in sums.index]).assign(method=sums.index)
+    settings = [setting(policies[text].plan) for text in sums.index]
+    table = pd.DataFrame(settings).assign(method=sums.index)
     table["ms_per_tok"] = ms_per_tok(sums["total_ms"], sums["new_tok"]).to_numpy()
     table["tau"] = tau(sums["cycle_tok"], sums["cycles"]).to_numpy()
     return table.sort_values("ms_per_tok", ignore_index=True)

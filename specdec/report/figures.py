@@ -87,18 +87,25 @@ def save(
     stem = Path(stem)
     origin = provenance.of(sources, data)
     record = {**origin.record(), **(about or {})}
-    labelled(figure, record["label"])
+    # the label below everything at the right edge, once
+    for text in list(figure.texts):
+        if text.get_gid() == "scale":
+            text.remove()
+    look = dict(ha="right", va="top", fontsize=7, color="0.35", gid="scale")
+    figure.text(0.995, -0.01, record["label"], **look)
     keys = [row["key"] for row in origin.rows]
     described = runs.canonical({"scale": origin.scale, "runs": keys})
-    metadata = {
-        "svg": {"Title": stem.name, "Description": described, "Date": None},
-        "pdf": {"Title": stem.name, "Subject": described, "CreationDate": None},
-        "png": {"Title": stem.name, "Description": described, "Software": None},
+    # without dates and versions, so that the same figure is the same file
+    metadata: dict[str, dict] = {
+        "svg": {"Description": described, "Date": None},
+        "pdf": {"Subject": described, "CreationDate": None},
+        "png": {"Description": described, "Software": None},
     }
     written = []
     for kind, fields in metadata.items():
         path = stem.with_name(f"{stem.name}.{kind}")
         with matplotlib.rc_context(RULES), runs.atomic(path) as temporary:
+            fields["Title"] = stem.name
             figure.savefig(temporary, format=kind, metadata=fields, bbox_inches="tight")
         written.append(path)
     if data is not None:
@@ -106,16 +113,6 @@ def save(
         written.append(runs.write_text(stem.with_name(f"{stem.name}.csv"), text))
     written.append(runs.write_json(stem.with_name(f"{stem.name}.json"), record))
     return written
-
-
-def labelled(figure, label: str):
-    """Write `label` below everything at the right edge, once; returns the text."""
-    for text in figure.texts:
-        if text.get_gid() == "scale":
-            text.set_text(label)
-            return text
-    look = dict(ha="right", va="top", fontsize=7, color="0.35", gid="scale")
-    return figure.text(0.995, -0.01, label, **look)
 
 
 def speedup_bars(table: pd.DataFrame, *, baseline: str | None = None, title: str = ""):
@@ -150,10 +147,11 @@ def grouped_bars(
     """
     looks = list(looks or dict.fromkeys(rows[by]))
     values = list(dict.fromkeys(rows[x]))
-    names = [name for name in looks if (rows[by] == name).any()]
+    groups = dict(list(rows.groupby(by, sort=False)))
+    names = sorted(groups, key=looks.index)
     width = 0.8 / len(names)
     for number, name in enumerate(names):
-        part = rows[rows[by] == name].drop_duplicates(x)
+        part = groups[name].drop_duplicates(x)
         shift = (number - (len(names) - 1) / 2) * width
         centres = part[x].map(values.index).to_numpy(float) + shift
         axes.bar(centres, part[y], width, label=str(name), **bar_look(looks.index(name)))
@@ -191,9 +189,9 @@ def time_split(table: pd.DataFrame, *, title=""):
             lengths = table[part].to_numpy(float)
             label = part.removesuffix("_ms")
             bars = axes.barh(names, lengths, left=left, color=colour, label=label)
-            shares = (lengths / table["total_ms"]).map("{:.0%}".format)
+            shares = lengths / table["total_ms"]
             # narrow slices have no room for a number
-            shares = shares.where(lengths / table["total_ms"] >= 0.06, "")
+            shares = shares.map("{:.0%}".format).where(shares >= 0.06, "")
             axes.bar_label(bars, shares, label_type="center", color=ink(colour))
             left += lengths
         axes.invert_yaxis()
@@ -211,24 +209,26 @@ def curves(table, x: str, y: str, *, by: str, panel="", labels=(), sharey=False,
     note of `drawn`.
     """
     need(table, x, y, by)
-    panels = list(table.groupby(panel, sort=False)) if panel else [("", table)]
+    panels = [("", table)]
+    if panel:
+        panels = list(table.groupby(panel, sort=False))
     x_label, y_label = labels or (x, y)
-    lines = list(table[by].unique())
-    names = lines
-    if not isinstance(lines[0], str):
-        names = [f"{by.replace('_', ' ')} {line}" for line in lines]
+    names = {}
+    for line in table[by].unique():
+        names[line] = line if isinstance(line, str) else f"{by.replace('_', ' ')} {line}"
     with drawn(**head) as (figure, _):
         all_axes = figure.subplots(1, len(panels), sharey=sharey, squeeze=False)[0]
-        for axes, (name, rows) in zip(all_axes, panels, strict=True):
-            for number, line in enumerate(lines):
+        for axes, (title, rows) in zip(all_axes, panels, strict=True):
+            for number, (line, name) in enumerate(names.items()):
                 if (rows[by] == line).any():
-                    draw_line(axes, rows[rows[by] == line], x, y, number, names[number])
-            axes.set(xlabel=x_label, title=str(name))
-            axes.set_ylim(bottom=0 if zero else None)
+                    draw_line(axes, rows[rows[by] == line], x, y, number, name)
+            axes.set(xlabel=x_label, title=str(title))
+            if zero:
+                axes.set_ylim(bottom=0)
         all_axes[0].set_ylabel(y_label)
         # each line is named once, in the rightmost panel that has it
         if panel != by:
-            unnamed = set(names)
+            unnamed = set(names.values())
             for axes in all_axes[::-1]:
                 unnamed -= name_ends(axes, unnamed)
     return figure
@@ -267,9 +267,7 @@ def name_ends(axes, names: Collection[str]) -> set[str]:
     gap = 0.15 / (axes.get_position().height * axes.figure.get_figheight())
     for number in range(1, len(heights)):
         heights[number] = max(heights[number], heights[number - 1] + gap)
-    over = 0.0
-    if heights:
-        over = max(0.0, heights[-1] - 1)
+    over = max(0.0, max(heights, default=0.0) - 1)
     for line, height in zip(lines, heights, strict=True):
         look = dict(color=line.get_color(), fontsize=8, va="center")
         place = ((1, height - over), (4, 0), "axes fraction", "offset points")

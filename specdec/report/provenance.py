@@ -10,6 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -23,8 +24,8 @@ TOYS = ("tiny", "small")
 PAPER_PAIRS = "llama-3.1-8b llama-3.3-70b vicuna-13b deepseek-r1-8b qwen3-8b qwen3-14b".split()
 PAPER_PAIRS.append("qwen3-32b")
 BENCHMARKS = "mt_bench humaneval gsm8k alpaca cnn_dm nq mbpp xsum wmt14 mmlu".split()
-# the name in tables for several suites together
-POOLED = "all"
+POOLED = "all"  # the name in tables for several suites together
+DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 # facts that a run's settings or the columns of its tables state
 STATED = ("pair", "dtype", "device", "temperature", "clock")
 FIELDS = """run key pair dtype device machine suites prompts seeds temperature clock prices
@@ -36,10 +37,12 @@ def of(sources, shown: pd.DataFrame | None = None) -> Provenance:
 
     shown: the rows that are shown of them, whose suites and prompts the caption counts.
     """
-    wrong = [source for source in sources if not isinstance(source, runs.Run)]
-    if wrong:
-        raise SpecdecError(f"a source is a Run, not {wrong[0]!r}.")
-    return Provenance(tuple(_row_of(run.directory) for run in sources), _counts(shown))
+    rows = []
+    for run in sources:
+        if not isinstance(run, runs.Run):
+            raise SpecdecError(f"a source is a Run, not {run!r}.")
+        rows.append(_row_of(run.directory))
+    return Provenance(tuple(rows), _counts(shown))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,21 +63,22 @@ class Provenance:
         toy: a pair made for this workbook. laptop: on a CPU. reduced: on a GPU, but not a target of
         the papers on their benchmarks. paper: that.
         """
-        return min(map(scale_of, self.rows), key=LEVELS.index) if self.rows else "none"
+        return min(map(scale_of, self.rows), key=LEVELS.index, default="none")
 
     @property
     def label(self) -> str:
         """For each scale the measured pairs, dtypes and devices: in every picture and table."""
-        if not self.rows:
-            return "nothing measured here"
+        names: dict[str, list] = {}
+        places: dict[str, list] = {}
+        for row in self.rows:
+            name = f"{row['pair'] or 'unknown pair'} {row['dtype'] or ''}".strip()
+            names.setdefault(scale_of(row), []).append(name)
+            place = DEVICES.get(row["device"], "unknown device")
+            places.setdefault(scale_of(row), []).append(place)
         parts = []
-        for scale in dict.fromkeys(map(scale_of, self.rows)):
-            rows = [row for row in self.rows if scale_of(row) == scale]
-            names = (f"{row['pair'] or 'unknown pair'} {row['dtype'] or ''}" for row in rows)
-            devices = {"cpu": "CPU", "cuda": "GPU"}
-            places = (devices.get(row["device"], "unknown device") for row in rows)
-            parts.append(f"{scale} scale: {_joined(map(str.strip, names))} on {_joined(places)}")
-        return "; ".join(parts)
+        for scale in names:
+            parts.append(f"{scale} scale: {_joined(names[scale])} on {_joined(places[scale])}")
+        return "; ".join(parts) or "nothing measured here"
 
     @property
     def caption(self) -> str:
@@ -82,16 +86,15 @@ class Provenance:
         if not self.rows:
             return "Nothing measured here."
         parts = [self.label, _joined(row["machine"] for row in self.rows), self.shown]
-        if any("/" in suite for row in self.rows for suite in row["suites"]):
+        if "/" in str([row["suites"] for row in self.rows]):
             parts.append("prompts written for this workbook")
-        seeds = sorted({seed for row in self.rows for seed in row["seeds"]})
+        seeds = sorted(set().union(*(row["seeds"] for row in self.rows)))
         if seeds:
-            noun = "seed" if len(seeds) == 1 else "seeds"
-            parts.append(f"{noun} {', '.join(map(str, seeds))}")
+            parts.append(f"{_counted(len(seeds), 'seed')} {', '.join(map(str, seeds))}")
         prices = _joined(row["prices"] for row in self.rows)
         if prices:
             parts.append(f"time from the costs of {prices}")
-        return ", ".join(part for part in parts if part) + "."
+        return ", ".join(filter(None, parts)) + "."
 
     def record(self) -> dict:
         """What the file beside a table or figure says."""
@@ -101,21 +104,27 @@ class Provenance:
 
 def _counts(shown: pd.DataFrame | None) -> str:
     """Number of suites in the rows, and of prompts behind each row, as far as their columns say."""
+    if shown is None:
+        return ""
     parts = []
-    if shown is not None and "suite" in shown:
+    if "suite" in shown:
         count = shown.loc[shown["suite"] != POOLED, "suite"].nunique()
         if count:
-            parts.append("1 suite" if count == 1 else f"{count} suites")
-    if shown is not None and "prompts" in shown:
+            parts.append(f"{count} {_counted(count, 'suite')}")
+    if "prompts" in shown:
         counts = pd.to_numeric(shown["prompts"], errors="coerce").dropna().astype(int)
         if len(counts):
             span = " to ".join(map(str, sorted({counts.min(), counts.max()})))
-            parts.append(f"{span} {'prompt' if counts.max() == 1 else 'prompts'} a row")
+            parts.append(f"{span} {_counted(counts.max(), 'prompt')} a row")
     return ", ".join(parts)
 
 
+def _counted(count: int, noun: str) -> str:
+    return noun if count == 1 else f"{noun}s"
+
+
 def _joined(values: Iterable) -> str:
-    return " and ".join(dict.fromkeys(str(value) for value in values if value))
+    return " and ".join(dict.fromkeys(map(str, filter(None, values))))
 
 
 def scale_of(row: dict) -> str:
@@ -141,9 +150,7 @@ def _facts_of_table(path: Path, _changed: int) -> dict:
     table = pd.read_parquet(path, columns=sorted(columns)).drop_duplicates()
     if "suite" in columns:
         table = table[table["suite"] != POOLED]
-    facts = {}
-    for name in columns - {"prompt"}:
-        facts[name] = sorted(table[name].dropna().unique().tolist(), key=str)
+    facts: dict[str, Any] = {name: table[name].unique().tolist() for name in table}
     if {"suite", "prompt"} <= columns:
         facts["prompts"] = len(table[["suite", "prompt"]].drop_duplicates())
     return facts
@@ -166,11 +173,12 @@ def _row_of(folder: Path) -> dict:
     row["key"] = record["key"]
     row["commit"] = session.get("commit")
     row["machine"] = session.get("gpu") or session.get("cpu")
-    if row["device"] not in ("cpu", "cuda"):
+    if row["device"] not in DEVICES:
         row["device"] = "cuda" if session.get("gpu") else "cpu"
     # 2. the tables, and the recording and costs that it read
-    paths = sorted(folder.glob("*.parquet"))
-    tables = [_facts_of_table(path, path.stat().st_mtime_ns) for path in paths]
+    tables = []
+    for path in sorted(folder.glob("*.parquet")):
+        tables.append(_facts_of_table(path, path.stat().st_mtime_ns))
     if (folder / "recording.json").is_file():
         recording = runs.read_json(folder / "recording.json")
         row["pair"] = recording["pair"]
@@ -178,20 +186,19 @@ def _row_of(folder: Path) -> dict:
         tables.append(recording)
     if (folder / "costs.json").is_file():
         row["prices"] = runs.read_json(folder / "costs.json")["name"]
+    facts = pd.DataFrame(tables, columns=[*STATED, "suite", "prompts"], dtype=object)
     for name in STATED:
-        values = {value for table in tables for value in _listed(table.get(name))}
+        values = _values(facts[name])
         if len(values) == 1 and row[name] in (None, "auto"):
-            row[name] = values.pop()
+            row[name] = values[0]
     # 3. suites, prompts and seeds
-    suites = {str(suite) for table in tables for suite in _listed(table.get("suite"))}
-    row["suites"] = sorted(suites)
-    row["prompts"] = max((table.get("prompts") or 0 for table in tables), default=0) or None
+    row["suites"] = sorted(map(str, _values(facts["suite"])))
+    row["prompts"] = max(_values(facts["prompts"]), default=0) or None
     seeds = described.get("seeds", described.get("seed", config.get("seed")))
-    row["seeds"] = sorted({int(seed) for seed in _listed(seeds)})
+    row["seeds"] = sorted(map(int, _values([seeds])))
     return row
 
 
-def _listed(value) -> list:
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]
+def _values(facts) -> list:
+    """The different values of facts, each of which is a value, a list of values, or missing."""
+    return pd.Series(list(facts), dtype=object).explode().dropna().unique().tolist()

@@ -56,9 +56,8 @@ def paper_table(table: pd.DataFrame, value: str, *, rows="method", columns="suit
         raise SpecdecError(f"{why}; select one run or aggregate first.")
     long = table.assign(cell=cells(table, value, digits))
     wide = long.pivot(index=rows, columns=columns, values="cell")
-    across = list(dict.fromkeys(table[columns]))
-    down = list(dict.fromkeys(table[rows]))
-    return wide.loc[down, across].fillna("-").rename_axis(columns=None)
+    wide = wide.loc[table[rows].unique(), table[columns].unique()]
+    return wide.fillna("-").rename_axis(columns=None)
 
 
 def cells(table: pd.DataFrame, value: str, digits: int | None = 2) -> list[str | None]:
@@ -78,9 +77,9 @@ def cells(table: pd.DataFrame, value: str, digits: int | None = 2) -> list[str |
             result.append(None)
             continue
         cell = _number(row[value], digits)
-        ends = [row.get(f"{value}_{end}") for end in ("low", "high")]
-        if pd.notna(ends).all():
-            cell += f" [{_number(ends[0], digits)}, {_number(ends[1], digits)}]"
+        low, high = row.get(f"{value}_low"), row.get(f"{value}_high")
+        if pd.notna(low) and pd.notna(high):
+            cell += f" [{_number(low, digits)}, {_number(high, digits)}]"
         if pd.notna(row.get(f"{value}_sd")):
             cell += f" ± {_number(row[f'{value}_sd'], digits)}"
         result.append(cell)
@@ -150,8 +149,8 @@ def _printed(table: pd.DataFrame, digits: int) -> pd.DataFrame:
         column = printed[name]
         # numbers of prompts, which a missing one made floats
         is_whole = (column.dropna() % 1 == 0).all()
-        decimals = 0 if is_whole else digits
-        printed[name] = [f"{value:.{decimals}f}" if np.isfinite(value) else "-" for value in column]
+        form = "{:.0f}" if is_whole else f"{{:.{digits}f}}"
+        printed[name] = column.map(form.format).where(np.isfinite(column), "-")
     # what is no number and missing
     for name in printed.columns[printed.isna().any()]:
         column = printed[name]

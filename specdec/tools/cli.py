@@ -1,7 +1,7 @@
 """The command line: 14 commands. OPTIONS says once what every option is; a command names its own.
 
 Heavy modules are imported inside the functions, so that `--help` is instant. Exit statuses: 0; 1 if
-the command found a fault; 2 for bad input; 130 for Ctrl-C. `--debug` shows the traceback instead.
+the command found a fault; 2 for bad input; 130 for Ctrl-C.
 """
 
 from __future__ import annotations
@@ -21,15 +21,7 @@ SYSTEMS = ("resps", "ltd", "radar", "ours")
 DRAFTERS = "eagle3 ppow block eagle1 hass griffin medusa hydra lm".split()
 ACTIONS = ("run", "contents", "pages", "student", "lab", "tidy")
 SCALES = ("laptop", "paper")
-VARIANTS = ("max_entropy", "standard")
-RECORDINGS = "record"  # the name of the runs that `record` writes
-
-
-def count_of(text: str) -> int:
-    """A number such as 500k or 3M."""
-    thousands = {"k": 1_000, "M": 1_000_000}
-    return int(float(text.rstrip("kM")) * thousands.get(text[-1:], 1))
-
+CONSTANTS = {"true": True, "false": False, "null": None}  # of YAML, in lower case
 
 FLAG: dict[str, Any] = {"action": "store_true"}
 WORDS: dict[str, Any] = {"nargs": "*", "action": "extend", "default": []}
@@ -62,7 +54,6 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "force": ("start over instead of continuing or reusing a run", FLAG),
     "gpu": ("compute from this GPU's data sheet: a100, h100, rtx3090 or t4", {}),
     "seconds": ("duration of the measurement", {"type": float, "default": 45.0}),
-    "cpu_time": ("measure processor time, not the wall clock (one thread)", FLAG),
     "estimate": ("only print the estimated time and space", FLAG),
     # recordings
     "depth": ("draft forwards after the first of the deepest tree", {"type": int, "default": 12}),
@@ -82,12 +73,11 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "steps": ("length of the training, or its decisions, not the preset's", {"type": int}),
     "restart": ("start over instead of continuing a run", FLAG),
     "budget": ("training length in decisions", {"choices": SCALES, "default": "laptop"}),
-    "variant": ("variant of Re-SpS", {"choices": VARIANTS, "default": "max_entropy"}),
+    "variant": ("variant of Re-SpS", {"default": "max_entropy"}),
     "order": ("section of LTD's paper for its rounds", {"choices": ("6.1", "4"), "default": "6.1"}),
     "out": ("output folder or file", {}),
-    "tokens": ("answer tokens in the folder", {"type": count_of, "default": "3M"}),
+    "tokens": ("answer tokens in the folder", {"type": int, "default": 3_000_000}),
     "answer_tok": ("maximum number of tokens of an answer", {"type": int, "default": 320}),
-    "prompts": ("file of prompts to answer before others are made up", {}),
     # the book
     "action": ("what to do with the notebooks", {"choices": ACTIONS}),
     "all": ("run every notebook of the book, not only the main ones", FLAG),
@@ -105,6 +95,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 PAIR = "pair target drafter"
 PLACE = "dtype device device_map"
 DECODING = "max_new_tokens temperature seed"
+AUDITED = f"methods suites limit part {PAIR} {PLACE} {DECODING}"
 SHAPES = "depth top_ks trees family most_nodes"
 MEASURING = "force on jobs"
 
@@ -127,11 +118,11 @@ def command(name: str, *options: str, **defaults) -> Callable:
 
 def add_option(parser: argparse.ArgumentParser, name: str, defaults: dict[str, Any]) -> None:
     """The argument of an option."""
-    text, arguments = OPTIONS[name.lower()]
+    text, usual = OPTIONS[name.lower()]
+    arguments = dict(usual)
     if name.isupper():
         parser.add_argument(name.lower(), help=text, **arguments)
         return
-    arguments = dict(arguments)
     if name in defaults:
         arguments["default"] = defaults[name]
     if arguments.get("default") is ...:
@@ -146,7 +137,6 @@ def parser() -> argparse.ArgumentParser:
     """The argument parser."""
     title = "Speculative decoding, measured and reproduced."
     top = argparse.ArgumentParser("specdec", description=title)
-    top.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = top.add_subparsers(required=True, metavar="command")
     training = commands.add_parser("train", help="train a drafter or a controller")
     systems = training.add_subparsers(dest="system", required=True, metavar="system")
@@ -172,16 +162,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except SpecdecError as error:
-        if args.debug:
-            raise
         print(f"specdec: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        words = "stopped; what was written is kept, and the same command continues."
-        print(f"specdec: {words}", file=sys.stderr)
+        print("specdec: stopped; the same command continues what was written.", file=sys.stderr)
         return 130
     finally:
         warnings.formatwarning = usual
+
+
+def value_of(text: str) -> Any:
+    """The value of a notebook's parameter: a number, true, null, a list or dict in YAML, or text.
+
+    YAML alone would read 010 as 8, 1:30 as 90 and 1e-3 as text.
+    """
+    import yaml
+
+    try:
+        value = yaml.load(text, Loader=yaml.BaseLoader)  # every leaf is text
+    except yaml.YAMLError:
+        return text
+    return text if value is None else typed(value)
+
+
+def typed(value: Any) -> Any:
+    """The value with numbers and CONSTANTS in place of their texts."""
+    if isinstance(value, dict):
+        return {name: typed(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return list(map(typed, value))
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return CONSTANTS.get(value.lower(), value)
 
 
 @dataclass(frozen=True)
@@ -215,8 +230,8 @@ class Models:
         from specdec.models.pairs import kind_and_source, name_of
 
         name = name_of(self.base) if self.target else self.base
-        parts = [name]
         kind, source = kind_and_source(self.drafter or "")
+        parts = [name]
         if kind not in (None, "eagle3", name):
             parts.append(kind)
         if source and name_of(source) != name:
@@ -273,8 +288,8 @@ def find_recording(folder: str | None, pair: str | None):
     place = Path(folder) if folder else runs.recorded(pair)
     if folder or (recording_folder(place) / "trace.json").is_file():
         return open_trace(place, pair)
-    why = f"nothing was recorded with {pair} yet"
-    raise SpecdecError(f"{why}; run `specdec record` for it, or name a recording with --trace.")
+    advice = "run `specdec record` for it, or name a recording with --trace"
+    raise SpecdecError(f"nothing was recorded with {pair} yet; {advice}.")
 
 
 def find_costs(text: str | None, pair: str, dtype: str):
@@ -329,18 +344,11 @@ def print_table(table, digits: int = 2) -> None:
 
 @command("doctor")
 def doctor(args) -> int:
-    """report this machine's features, missing parts and the costs of a cycle here"""
-    import pandas
-
-    from specdec.models.load import load_pair
+    """report this machine's features and missing parts"""
     from specdec.tools import estimate
 
     checks = estimate.checks()
     print_table(checks)
-    print()
-    pair = load_pair("small", dtype="float32")
-    costs = estimate.cycle_costs(pair, estimate.suite_prompts(pair), pair.usual_tree)
-    print_table(pandas.DataFrame([costs]))
     return int((checks["state"] == estimate.FAULT).any())
 
 
@@ -359,8 +367,8 @@ def decode(args) -> None:
     """decode one prompt and print text, tau and tokens per second"""
     from specdec.core import decode as decoding
 
-    # a wrong name is refused before a model is read
     models = Models.of(args)
+    # a wrong name is refused before a model is read; without a policy it is the pair's tuned tree
     policy = None
     if args.policy != "tuned":
         policy = models.method(args.policy)
@@ -369,19 +377,14 @@ def decode(args) -> None:
     if args.policy == "autoregressive":
         out = decoding.autoregress(pair, args.prompt, **settings)
         facts = f"{out.new_tok} tokens"
-    else:  # without a policy the pair's tuned tree
+    else:
         out = decoding.decode(pair, args.prompt, policy, **settings)
         facts = f"{out.new_tok} tokens, tau {out.tau:.2f} in {len(out.rows)} cycles"
     print(out.tokens if out.text is None else out.text)
     print(f"[{args.policy}: {facts}, {out.tokens_per_s:.0f} tokens/s]", file=sys.stderr)
 
 
-@command(
-    "audit",
-    f"methods suites limit part {PAIR} {PLACE} {DECODING}",
-    max_new_tokens=32,
-    temperature=None,
-)
+@command("audit", AUDITED, max_new_tokens=32, temperature=None)
 def audit(args) -> int:
     """check that no tree and no policy changes the text, at temperature 0 and 1"""
     from specdec.data.suites import gather, openings
@@ -389,14 +392,16 @@ def audit(args) -> int:
 
     models = Models.of(args)
     policies = lossless.default_policies(args.seed)
-    policies.update({text: models.method(text) for text in args.methods})
+    for text in args.methods:
+        policies[text] = models.method(text)
     items = gather(suites_of(args), **options_of(args, "limit part seed"))
     pair = models.load()
-    # greedy text repeats itself and hides faults, so both by default
-    temperatures = (0.0, 1.0) if args.temperature is None else (args.temperature,)
-    settings = options_of(args, "max_new_tokens seed")
     prompts = openings(pair, items)
-    result = lossless.audit(pair, prompts, policies, temperatures=temperatures, **settings)
+    settings = options_of(args, "max_new_tokens seed")
+    # greedy text repeats itself and hides faults, so both by default
+    if args.temperature is not None:
+        settings["temperatures"] = (args.temperature,)
+    result = lossless.audit(pair, prompts, policies, **settings)
     print_table(result.table)
     if len(result.failures):
         print("Not lossless; the first of the texts that differ:")
@@ -407,8 +412,7 @@ def audit(args) -> int:
 @command("evaluate", "methods tuned suites limit part", MEASURING, PAIR, PLACE, DECODING)
 def evaluate(args) -> None:
     """measure the speed of methods on suites (default: plain decoding and EAGLE-3's trees)"""
-    from specdec.evaluation import bench
-    from specdec.evaluation.tuning import tune_static
+    from specdec.evaluation import bench, tuning
 
     models = Models.of(args)
     names = args.methods or ("autoregressive", "eagle3", "eagle3-scripts")
@@ -418,7 +422,7 @@ def evaluate(args) -> None:
     suites = suites_of(args)
     pair = models.load()
     if args.tuned:
-        methods["tuned"] = tune_static(pair, suites, **options_of(args, DECODING)).policy
+        methods["tuned"] = tuning.tune_static(pair, suites, **options_of(args, DECODING)).policy
         args.part = "test"
     # a run of the same settings is continued or reused
     settings = options_of(args, f"{DECODING} {MEASURING} limit part")
@@ -429,12 +433,12 @@ def evaluate(args) -> None:
     print(run.directory)
 
 
-@command("estimate", f"gpu max_new_tokens dtype device suites limit part {PAIR}")
+@command("estimate", f"gpu max_new_tokens dtype device suites limit {PAIR}")
 def estimate(args) -> None:
     """estimate memory and time of a run before it runs"""
     from specdec.tools.estimate import estimate as expected
 
-    settings = options_of(args, "dtype device drafter gpu max_new_tokens limit part")
+    settings = options_of(args, "dtype device drafter gpu max_new_tokens limit")
     needed = expected(Models.of(args).base, suites_of(args), **settings)
     if not needed.fits:
         raise SpecdecError(needed.sentence)
@@ -473,19 +477,19 @@ def record(args) -> None:
     # 3. the recording, which other commands then find
     trace = recording.record(pair, prompts, **settings)
     print(f"{trace!r}", file=sys.stderr)
-    for run in runs.find(RECORDINGS):
+    for run in runs.find("record"):
         if run.key == trace.header["key"]:
             leave_recording(run.directory, trace)
             print(run.directory)
 
 
-@command("generate-data", "TARGET out tokens minutes answer_tok prompts seed", PLACE, out=...)
+@command("generate-data", "TARGET out tokens minutes answer_tok seed", PLACE, out=...)
 def generate_data(args) -> None:
     """let a chat model write prompts and answers to train its drafter on"""
     from specdec.training.drafter import generate_data as chats
 
     settings = options_of(args, "seed answer_tok")
-    config = chats.ChatConfig(**settings, prompts=Path(args.prompts or chats.PROMPTS))
+    config = chats.ChatConfig(**settings)
     end = options_of(args, "tokens minutes")
     files = chats.generate_chats(Models.of(args).load(), config, args.out, **end)
     print(f"{args.out} holds {files.answer_tok:,} answer tokens ({dict(files.counts)}).")
@@ -494,21 +498,21 @@ def generate_data(args) -> None:
 @command("score", "POLICY trace costs")
 def score(args) -> None:
     """judge a controller by replay: speed over plain decoding and the tuned tree"""
-    from specdec.evaluation import score as module
+    from specdec.evaluation.score import score as judge
 
-    result = module.score(args.policy, trace=args.trace, costs=args.costs)
+    result = judge(args.policy, trace=args.trace, costs=args.costs)
     print_table(result.table, digits=3)
     print(f"\n{result.sentence}")
 
 
-@command("calibrate", "seconds seed cpu_time", PAIR, PLACE)
+@command("calibrate", "seconds seed", PAIR, PLACE)
 def calibrate(args) -> None:
     """measure the time of every part of a cycle on this machine"""
     from specdec.core.pair import dtype_name
     from specdec.costs.calibrate import calibrate as measure
 
     pair = Models.of(args).load()
-    costs = measure(pair, **options_of(args, "seconds seed cpu_time"))
+    costs = measure(pair, **options_of(args, "seconds seed"))
     dtype = dtype_name(pair.target.dtype)
     print(costs.save(costs_file(pair.name, dtype)))
     tree = keep_tree(pair.name, dtype)
@@ -604,12 +608,10 @@ RUNNING = "only p smoke all force scale on jobs"
 @command("reproduce", RUNNING)
 def reproduce(args) -> int:
     """run the notebooks whose results are out of date, and write a page of all results"""
-    import yaml
-
     from specdec.tools import book
 
     opened = book.Book(args.scale)
-    values = {name: yaml.safe_load(text) for name, text in args.p}  # a number, flag or list
+    values = {name: value_of(text) for name, text in args.p}
     how = options_of(args, "force smoke on jobs")
     report = book.run(opened, args.only, parameters=values, everything=args.all, **how)
     if not args.only:

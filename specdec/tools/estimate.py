@@ -29,7 +29,7 @@ from specdec.core.tree_config import GIB, TreeConfig, free_bytes
 from specdec.costs.profiles import GPUS, HOSTS, MEMORY_GB
 from specdec.data import suites as suites_module
 from specdec.data.suites import conversation, gather, openings
-from specdec.errors import SpecdecError, check_integer, check_name
+from specdec.errors import SpecdecError, check_name
 from specdec.models import load, pairs
 from specdec.models.eagle_network import layer_like, network_of
 from specdec.replays import record
@@ -73,69 +73,60 @@ class Estimate:
             advice = "take bfloat16, a smaller pair or a larger machine"
             return f"{text}, but {self.free_gib:.1f} GiB are free; {advice}."
         if self.seconds:
-            text += f"; {self.prompts} turns take up to {_duration(sum(self.seconds.values()))}"
+            minutes = sum(self.seconds.values()) / 60
+            text += f"; {self.prompts} turns take up to {max(1, minutes):.0f} min"
         if self.device in GPUS:
             text += " (computed from its data sheet, not measured)"
         return f"{text}."
 
 
 def estimate(
-    pair,
-    suites=None,
-    *,
-    tree=None,
-    max_new_tokens=128,
-    repeats=1,
-    gpu=None,
-    part=None,
-    limit=None,
-    drafter=None,
-    dtype="auto",
-    device="auto",
+    pair, suites=None, *, tree=None, max_new_tokens=128, repeats=1, gpu=None, limit=None, **loading
 ) -> Estimate:
     """Memory and time of decoding `suites` plainly and with `tree`, before anything large is read.
 
-    pair: a loaded Pair, a preset's name, or a target's folder or hub id. gpu: one of
-    `profiles.GPUS` in place of this machine; then time is computed from its data sheet.
+    pair: a loaded Pair, a preset's name, or a target's folder or hub id, with dtype, device and
+    drafter as `loading`. gpu: one of `profiles.GPUS` in place of this machine, whose time is
+    computed from its data sheet.
 
     >>> estimate("llama-3.1-8b", dtype="bfloat16", gpu="h100").fits
     True
     """
     tree = tree or TreeConfig()
     # 1. where, and in which number format; published weights are in bfloat16
+    name = pair
+    dtype = loading.get("dtype", "auto")
     if isinstance(pair, Pair):
         name, number_format, place = pair.name, pair.target.dtype, pair.target.device
     elif gpu:
         check_name("GPU", gpu, GPUS)
-        name, number_format, place = pair, load.DTYPES.get(dtype), torch.device("cuda")
+        number_format, place = load.DTYPES.get(dtype), torch.device("cuda")
     else:
-        name = pair
-        number_format, place = load.placement(dtype, device)
+        number_format, place = load.placement(dtype, loading.get("device", "auto"))
     if number_format in (None, "auto"):
         number_format = torch.bfloat16
     free_gib = MEMORY_GB[gpu] * 1e9 / GIB if gpu else free_memory_gib(place)
     # 2. memory
-    target, network = shapes_of(pair, drafter)
+    target, network = shapes_of(pair, loading.get("drafter"))
     sizes = _memory(target, network, number_format, tree, max_new_tokens)
     needed = Estimate(name, dtype_name(number_format), gpu or place.type, *sizes, free_gib)
     loadable = isinstance(pair, Pair) or load.at_hand(name) or Path(name).expanduser().is_dir()
     if suites is None or not needed.fits or not (gpu or loadable):
         return needed
     # 3. time
-    items = gather(suites, part=part, limit=limit)
+    items = gather(suites, limit=limit)
     turns = repeats * sum(len(item.turns) for item in items)
     if gpu:
         # each forward reads all weights once, and no draft token is accepted
         launch_s = target.num_hidden_layers * HOSTS["eager"]["launch_ms_per_layer"] / 1e3
         forward_s = needed.weights_gib * GIB / (GPUS[gpu][0] * 1e9) + launch_s
-        turn_s = dict.fromkeys(("autoregressive", "tree"), max_new_tokens * forward_s)
+        turn_s = pd.Series(max_new_tokens * forward_s, ["autoregressive", "tree"])
     else:
         if not isinstance(pair, Pair):
             source = {"name" if pair in pairs.names() else "target": pair}
-            pair = load.load_pair(**source, drafter=drafter, dtype=dtype, device=device)
+            pair = load.load_pair(**source, **loading)
         turn_s = _probe(pair, items[0], tree, max_new_tokens)
-    seconds = {method: turns * each_s for method, each_s in turn_s.items()}
-    return replace(needed, prompts=turns, seconds=seconds)
+    return replace(needed, prompts=turns, seconds=(turns * turn_s).to_dict())
 
 
 def shapes_of(pair: str | Pair, drafter: str | None = None) -> tuple:
@@ -163,12 +154,6 @@ def shapes_of(pair: str | Pair, drafter: str | None = None) -> tuple:
         return config, network_of(layer_like(config, config.vocab_size, draft_vocab_size=drafted))
 
 
-def on_meta(config) -> torch.nn.Module:
-    """The causal LM of this transformers config, without its weights."""
-    with torch.device("meta"):
-        return transformers.AutoModelForCausalLM.from_config(config)
-
-
 def kept_per_tok(network) -> int:
     """Numbers that a network stores per token as keys and values."""
     config = getattr(network, "config", None)
@@ -182,17 +167,18 @@ def kept_per_tok(network) -> int:
 
 def parameters(network) -> int:
     """Number of weights of a network, packed or not; tied ones count once."""
-    buffers = {name for name, _ in network.named_buffers()}
-    weights = {}
+    buffers = dict(network.named_buffers())
+    sizes = {}
     for name, weight in network.state_dict(keep_vars=True).items():
         if name not in buffers:
-            weights[id(weight)] = weight
-    return sum(weight.numel() for weight in weights.values())
+            sizes[id(weight)] = weight.numel()
+    return sum(sizes.values())
 
 
 def _memory(target, network, dtype: torch.dtype, tree: TreeConfig, new_tok: int) -> list[float]:
     """GiB for decoding one prompt at a time: weights, full caches, the largest forward."""
-    model = on_meta(target)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(target)
     width = dtype.itemsize
     weights = parameters(model)
     kept = kept_per_tok(model)
@@ -213,26 +199,21 @@ def _memory(target, network, dtype: torch.dtype, tree: TreeConfig, new_tok: int)
 def free_memory_gib(device: torch.device) -> float | None:
     """Memory that can be taken without swapping; None if the system does not report it."""
     free = free_bytes(device)
-    return None if free is None else free / GIB
+    return free and free / GIB
 
 
-def _probe(pair: Pair, item, tree: TreeConfig, new_tok: int) -> dict[str, float]:
+def _probe(pair: Pair, item, tree: TreeConfig, new_tok: int) -> pd.Series:
     """Seconds of one turn of `new_tok` tokens by both methods, from a few tokens of one prompt."""
     prompt = pair.ids_of(conversation(pair, item, 0, []))
-    methods = {"autoregressive": lambda: autoregress(pair, prompt, PROBE_TOK, stop_tokens=())}
-    if pair.drafter is not None:
-        policy = Static.of(tree)
-        methods["tree"] = lambda: decode(pair, prompt, policy, PROBE_TOK, stop_tokens=())
+    settings = {"max_new_tokens": PROBE_TOK, "stop_tokens": ()}
     seconds = {}
-    for name, method in methods.items():
-        method()  # warms up
-        out = method()
-        seconds[name] = (out.prefill_ms + out.decode_ms * new_tok / out.new_tok) / 1e3
-    return seconds
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+    for _ in range(2):  # the first round warms up
+        outs = {"autoregressive": autoregress(pair, prompt, **settings)}
+        if pair.drafter is not None:
+            outs["tree"] = decode(pair, prompt, Static.of(tree), **settings)
+        for name, out in outs.items():
+            seconds[name] = (out.prefill_ms + out.decode_ms * new_tok / out.new_tok) / 1e3
+    return pd.Series(seconds)
 
 
 @dataclass(frozen=True)
@@ -253,12 +234,12 @@ class RecordEstimate:
 
     @property
     def sentence(self) -> str:
-        needs = f"about {self.positions} positions, {self.megabytes:.0f} MB"
-        prompts = f"{self.prompts} prompts ({self.turns} turns) of {self.pair}"
-        text = f"recording {prompts}: {needs}, {_duration(60 * self.minutes)}"
-        if self.fits:
-            return f"{text}."
-        return f"{text}, but only {self.free_megabytes:.0f} MB are free: record fewer widths."
+        text = f"recording {self.prompts} prompts ({self.turns} turns) of {self.pair}: about "
+        minutes = max(1, self.minutes)
+        text += f"{self.positions} positions, {self.megabytes:.0f} MB, {minutes:.0f} min"
+        if not self.fits:
+            text += f", but only {self.free_megabytes:.0f} MB are free: record fewer widths"
+        return f"{text}."
 
 
 def estimate_record(
@@ -267,17 +248,9 @@ def estimate_record(
     """Time and space of `record(pair, prompts, ...)` with the same arguments. Nothing is stored.
 
     samples: prompts decoded for it, spread over all; a third of them also grow a few trees.
-
-    >>> import specdec
-    >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> settings = dict(max_new_tokens=8, depth=3, top_ks=(2, 3), trees=())
-    >>> needed = estimate_record(pair, {"mine": ["What is 2 + 3?"]}, samples=1, **settings)
-    >>> needed.turns, needed.fits
-    (1, True)
     """
     config = runs.configured(config, RecordConfig, settings)
     record.check(pair, config)
-    check_integer("samples", samples, 1)
     items = [item for _, item in record.parted_items(prompts, config)]
     places = np.linspace(0, len(items) - 1, min(samples, len(items))).round().astype(int)
     starts = openings(pair, [items[index] for index in np.unique(places)])
@@ -288,7 +261,7 @@ def estimate_record(
         begin = time.perf_counter()
         texts = dict(drive((recorder.continuing(start) for start in starts), ROWS))
         answer_s = (time.perf_counter() - begin) / len(starts)
-    answer_tok = np.mean([kept_tok for _, kept_tok in texts.values()])
+    answer_tok = np.mean([length for _, length in texts.values()])
     # 2. the trees of a third of them; the first one is grown twice, as a warm-up
     tables = []
     for number in (0, *range(0, len(starts), 3)):
@@ -321,11 +294,11 @@ def _written_bytes(tables: list[dict]) -> int:
     """Bytes on disk of a few prompts' columns."""
     written = 0
     with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "part.parquet"
         for name in ("positions", "trees", "family"):
             parts = [table[name] for table in tables if table[name]]
             if parts:
-                path = write_columns(Path(folder) / f"{name}.parquet", stacked_columns(parts))
-                written += path.stat().st_size
+                written += write_columns(place, stacked_columns(parts)).stat().st_size
     return written
 
 
@@ -337,16 +310,13 @@ def nearest_existing(folder: Path) -> Path:
 def checks(names=load.SHIPPED) -> pd.DataFrame:
     """One row per fact: fact, value, state (OK, NOTE for a possible improvement, FAULT)."""
     facts = machine.fingerprint()
-    cores, threads = facts["cores"], facts["threads"] or 0
-    rows = [("CPU", f"{facts['cpu']}, {cores} usable cores, {facts['system']}", OK)]
+    rows = [("CPU", f"{facts['cpu']}, {facts['cores']} usable cores, {facts['system']}", OK)]
     rows.append(("GPU", facts["gpu"] or "none", OK))
+    rows.append(("memory", f"{free_memory_gib(torch.device('cpu')) or np.nan:.1f} GiB free", OK))
     # 1. what slows decoding down
-    free_gib = free_memory_gib(torch.device("cpu"))
-    if free_gib is not None:
-        rows.append(("memory", f"{free_gib:.1f} GiB free", NOTE if free_gib < 2 else OK))
-    rows.append(("threads", f"{threads} (OMP_NUM_THREADS)", NOTE if threads > cores else OK))
     crowded = machine.Neighbours().crowded()
-    rows.append(("load", crowded or "this process has its cores", NOTE if crowded else OK))
+    if crowded:
+        rows.append(("load", crowded, NOTE))
     # 2. what is missing
     for name in names:
         try:
@@ -355,13 +325,11 @@ def checks(names=load.SHIPPED) -> pd.DataFrame:
         except SpecdecError as error:
             rows.append((f"pair {name}", str(error), FAULT))
     folder = os.environ.get(suites_module.DATA_VARIABLE)
-    missing = folder is not None and not Path(folder).expanduser().is_dir()
-    rows.append(("benchmarks", folder or "embedded only", FAULT if missing else OK))
+    if folder:
+        exists = Path(folder).expanduser().is_dir()
+        rows.append(("benchmarks", folder, OK if exists else FAULT))
     writable = os.access(nearest_existing(runs.home()), os.W_OK)
     rows.append(("results", str(runs.home()), OK if writable else FAULT))
-    # 3. versions
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    rows.append(("versions", f"Python {facts['python']}, {versions}", OK))
     return pd.DataFrame(rows, columns=["fact", "value", "state"])
 
 
@@ -382,23 +350,23 @@ def cycle_costs(
         sums: Counter = Counter()
         for prompt in prompts:
             plain = autoregress(pair, prompt, **settings)
+            drafted = decode(pair, prompt, policy, **settings)
             # the prompt's own forward is no step
             sums.update(steps=plain.new_tok - 1, steps_ms=plain.decode_ms)
             sums.update(plain_tok=plain.new_tok, plain_ms=plain.total_ms)
-            drafted = decode(pair, prompt, policy, **settings)
             sums.update(tree_tok=drafted.new_tok, tree_ms=drafted.total_ms)
             for cycle in drafted.rows:
-                sums.update(cycles=1, cycle_tok=cycle.new_tok, cycle_ms=cycle.total_ms)
-                sums.update(draft_ms=cycle.draft_ms, verify_ms=cycle.verify_ms)
+                sums.update(cycles=1, tau=cycle.new_tok, rest=cycle.total_ms)
+                sums.update(draft=cycle.draft_ms, verify=cycle.verify_ms)
         step_ms = sums["steps_ms"] / sums["steps"]
-        row = {"tau": sums["cycle_tok"] / sums["cycles"], "plain_ms": step_ms}
-        for part in ("draft", "verify", "cycle"):
-            row[f"{part}_steps"] = sums[f"{part}_ms"] / sums["cycles"] / step_ms
-        row["rest_steps"] = row.pop("cycle_steps") - row["draft_steps"] - row["verify_steps"]
+        row = {"tau": sums["tau"] / sums["cycles"], "plain_ms": step_ms}
+        sums["rest"] -= sums["draft"] + sums["verify"]
+        for part in ("draft", "verify", "rest"):
+            row[f"{part}_steps"] = sums[part] / sums["cycles"] / step_ms
         row["speed"] = sums["plain_ms"] / sums["plain_tok"] * sums["tree_tok"] / sums["tree_ms"]
         rows.append(row)
     facts = {"pair": pair.name, "dtype": dtype_name(pair.target.dtype), "tree": tree.text}
-    return {**facts, **pd.DataFrame(rows).median()}
+    return facts | pd.DataFrame(rows).median().to_dict()
 
 
 def suite_prompts(pair: Pair) -> list[list[int]]:

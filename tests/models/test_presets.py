@@ -8,13 +8,14 @@ import json
 
 import pytest
 import torch
+import transformers
 
 from specdec.models import eagle_files
 from specdec.models.eagle_drafter import check_fit
 from specdec.models.eagle_network import default_taps, network_of
 from specdec.models.pairs import PRESETS
 from specdec.models.target import Target
-from specdec.tools.estimate import on_meta, shapes_of
+from specdec.tools.estimate import shapes_of
 
 HUB = [name for name, preset in PRESETS.items() if "/" in preset.drafter]
 OFFICIAL = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "hidden_act": "silu"}
@@ -55,7 +56,9 @@ def published(name: str) -> tuple[dict, dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("name", HUB)
 def test_target_and_drafter_fit(name, tmp_path, monkeypatch):
     config, counted = shapes_of(name)
-    target = Target(on_meta(config))
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    target = Target(model)
     raw, tensors = published(name)
     official = {part.replace("midlayer.", "layers.0."): value for part, value in tensors.items()}
     (tmp_path / "config.json").write_text(json.dumps(raw))
