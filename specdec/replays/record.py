@@ -129,10 +129,8 @@ def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **setti
             jobs.append((number, visit, *parted[number]))
     if jobs and checked_place(config.on, config.jobs) is not None:
         quiet = dataclasses.replace(config, progress=False)
-        common = (_record_elsewhere, load.source_of(pair), quiet, run)
-        tasks = [
-            partial(*common, jobs[start : start + ROWS]) for start in range(0, len(jobs), ROWS)
-        ]
+        task = partial(_record_elsewhere, load.source_of(pair), quiet, run)
+        tasks = [partial(task, jobs[start : start + ROWS]) for start in range(0, len(jobs), ROWS)]
         parallel(tasks, config.on, config.jobs, desc=run.name, progress=config.progress)
     else:
         Recorder(pair, config).write_all(jobs, run)

@@ -326,13 +326,13 @@ def joined(traces: list[Trace], top_k: int) -> Trace:
     most_nodes = min(trace.most_nodes for trace in traces)
     common = {"top_k": (top_k, top_k), "expansions": (0, depth), "verify_nodes": (0, most_nodes)}
     parts = [trace.restrict(common) for trace in traces]
-    kinds = [("context_tok",), ("ranks", top_k), ("scores", top_k)]
+    kept = [Column("context_tok"), Column("ranks", top_k), Column("scores", top_k)]
     for kind in ("features", "draft_state"):
         if all(getattr(part, kind) is not None for part in parts):
-            kinds.append((kind,))
+            kept.append(Column(kind))
     columns = {}
-    for kind in kinds:
-        columns[Column(*kind)] = np.concatenate([part.column(*kind) for part in parts])
+    for column in kept:
+        columns[column] = np.concatenate([part.column(*column) for part in parts])
     turns = numbered(pd.concat([part.turns for part in parts], ignore_index=True))
     return Trace({**parts[0].header, "family": ()}, turns, columns)
 
