@@ -302,7 +302,7 @@ class Foreseen(Static):
         top_k = answer["top_k"] or 1
         beam = beam_of(answer["beam"])
         flat_nodes = nodes if nodes > pool_size(self.expansions, top_k, beam) else 0
-        depth = trace.depth_of(top_k, beam) if nodes else 0
+        depth = max(0, trace.depth_of(top_k, beam))
         super().__init__(shape=TreeConfig(nodes + 1, depth, top_k, flat_nodes, beam))
 
     def answer(self, question: Question) -> bool:
@@ -366,8 +366,7 @@ def live_cycle(
     plan = watched.planned
     tree = engine.tree
     # 1. the whole pool is shown where it is still there, otherwise the verified nodes
-    flat = plan.flat_nodes if cycle.expansions == 0 else 0
-    if isinstance(plan, TreeConfig) and cycle.top_k and not flat:
+    if isinstance(plan, TreeConfig) and cycle.top_k and (cycle.expansions or not plan.flat_nodes):
         if engine.growing.candidates == cycle.candidates:
             tree = engine.growing.whole()
     nodes = (tree.token.cpu().numpy(), tree.parent.cpu().numpy(), tree.score.cpu().numpy())

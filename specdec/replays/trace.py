@@ -424,8 +424,7 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
     if (folder / "lengths.parquet").is_file():
         columns = read_columns(checked_file("lengths.parquet"))
         distributions = columns[Column("row")], columns[Column("distribution")]
-    made = open_trace, (str(folder.resolve()),)
-    return Trace(header, turns, {}, load, distributions, made)
+    return Trace(header, turns, {}, load, distributions, (open_trace, (folder.resolve(),)))
 
 
 def recording_folder(folder: Path | str) -> Path:
@@ -438,9 +437,8 @@ def recording_folder(folder: Path | str) -> Path:
     if "folder" in record:
         return runs.placed(record["folder"])
     # a notebook's run names the key of the recording's run
-    for path in runs.home().glob(f"runs/*/*-{record['key'][:12]}/trace.json"):
-        return path.parent
-    return runs.placed(record["key"])
+    files = runs.home().glob(f"runs/*/*-{record['key'][:12]}/trace.json")
+    return next(files, runs.placed(record["key"]) / "trace.json").parent
 
 
 def column_of(stored: Mapping[str, Any]) -> Column:
@@ -450,7 +448,10 @@ def column_of(stored: Mapping[str, Any]) -> Column:
 
 def keyed(columns: Columns) -> dict[Column, np.ndarray]:
     """The same mapping, with a Column for every kind given alone."""
-    return {Column(key) if isinstance(key, str) else key: array for key, array in columns.items()}
+    arrays = {}
+    for key, array in columns.items():
+        arrays[Column(key) if isinstance(key, str) else key] = array
+    return arrays
 
 
 def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -468,7 +469,10 @@ def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 def stacked_columns(parts: Sequence[Mapping[Any, np.ndarray]]) -> dict[Any, np.ndarray]:
     """The columns of several parts below each other."""
-    return {column: stacked([part[column] for part in parts]) for column in parts[0]}
+    columns = {}
+    for column in parts[0]:
+        columns[column] = stacked([part[column] for part in parts])
+    return columns
 
 
 def write_columns(path: Path, columns: Columns) -> Path:
