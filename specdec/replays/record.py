@@ -42,7 +42,7 @@ from specdec.replays.trace import NEVER, ROOT_CANDIDATES, Column, Trace
 
 SPLIT = "split"
 TABLES = ("positions", "trees", "family", "lengths")
-TURN_COLUMNS = "suite prompt turn part prompt_tok kept_tok piece ids".split()
+TURN_COLUMNS = "suite prompt turn part prompt_tok kept_tok piece".split()
 SHARES = {"train": 0.4, "tune": 0.2, "test": 0.4}  # of the prompts of a suite
 NODES_AT_ONCE = 40_000  # candidates grown in one batch: limits memory
 ROOTS_AT_ONCE = 24  # of a family, whose candidates of a level are all compared with each other
@@ -253,6 +253,7 @@ class Recorder:
     ) -> Generator[Forward, Any, None]:
         """One prompt, all its turns: a shard of every table. Yields the forwards of its texts."""
         turns = []
+        texts = []
         answers: list[str] = []
         tables: dict[str, list[Arrays]] = {name: [] for name in TABLES}
         rows = 0
@@ -262,9 +263,8 @@ class Recorder:
             ids, kept_tok = yield from self.continuing(prompt, visit)
             end = len(prompt) + kept_tok
             answers.append(self.pair.text_of(ids[len(prompt) : end]) or "")
-            turns.append(
-                (item.suite, item.id, turn, part, len(prompt), kept_tok, number, ids[:end])
-            )
+            turns.append((item.suite, item.id, turn, part, len(prompt), kept_tok, number))
+            texts.append(ids[:end])
             # 2. what every tree would accept at each of its positions
             if kept_tok > 1:
                 for table, columns in self.positions(ids, len(prompt), kept_tok).items():
@@ -278,7 +278,7 @@ class Recorder:
                 trace.write_columns(run.shards(name).path(number), trace.stacked_columns(parts))
         table = pd.DataFrame(turns, columns=TURN_COLUMNS)
         table.insert(6, "positions", table["kept_tok"] - 1)
-        run.shards("turns").write(number, table)
+        run.shards("turns").write(number, table.assign(ids=texts))
 
     def continuing(
         self, prompt: list[int], visit: int = 0

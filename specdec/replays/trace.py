@@ -502,9 +502,9 @@ def write_columns(path: Path, columns: Columns) -> Path:
 
 def read_columns(path: Path, columns: Sequence[Column] | None = None) -> dict[Column, np.ndarray]:
     """The columns of `write_columns`'s file; SpecdecError names a missing or damaged file."""
-    names = None if columns is None else [column.name for column in columns]
+    names = [column.name for column in columns or ()]
     try:
-        table = pq.read_table(path, columns=names)
+        table = pq.read_table(path, columns=names or None)
         facts = json.loads(table.schema.metadata[b"specdec"])
     except (OSError, KeyError, TypeError, pa.ArrowException) as error:
         raise unreadable(path, error, "a recording", "delete it and record again") from error

@@ -295,8 +295,10 @@ def answers_panel(name: str, snapshot: Snapshot) -> Panel:
 def _answer(panel: Panel, asked: Asked, y: float) -> float:
     """One question with its bars; returns where the next begins."""
     # 1. the question and the answer
-    when = f" after call {asked.expansions + 1}" if asked.kind == "extend" else ""
-    y = panel.lines(4, y, f"{asked.kind.upper()}{when}: {asked.answer}", panel.width)
+    words = f"{asked.kind.upper()}: {asked.answer}"
+    if asked.kind == "extend":
+        words = f"EXTEND after call {asked.expansions + 1}: {asked.answer}"
+    y = panel.lines(4, y, words, panel.width)
     if asked.labels:
         y = panel.lines(4, y, UNITS[asked.unit], panel.width, FAINT)
     # 2. bars from 0 to 1, or from the lowest value to the highest
@@ -361,8 +363,9 @@ def facts_of(lane: Lane, number: int) -> str:
     cycle = lane.cycles[number]
     facts = f"{lane.name}, cycle {number + 1}/{len(lane.cycles)}: {cycle.accepted_tok} accepted in "
     facts += f"{cycle.total_ms:.1f} ms · {lane.tokens_per_s(number):.1f} tokens/s so far"
-    speedup = lane.speedup(number)
-    return facts if speedup is None else f"{facts}, {speedup:.2f} x plain"
+    if lane.plain_ms:
+        facts += f", {lane.speedup(number):.2f} x plain"
+    return facts
 
 
 # 5. drawing
