@@ -98,8 +98,8 @@ def with_copies(trace: Trace, odds: CopyOdds, config: NgramConfig) -> Trace:
         tries = [session.copied(ids[:end]) for end in ends]
         part = keyed(trie_columns(tries, path[rows]))
         for top_k in top_ks:
-            scores, tokens, beams = (torch.from_numpy(array[rows]) for array in trace.trees(top_k))
-            batch = TreeBatch(scores, tokens, beams, scores, tokens)
+            trees = [torch.from_numpy(array[rows]) for array in trace.trees(top_k)]
+            batch = TreeBatch(*trees, *trees[:2])
             part.update(merged_columns(batch, tries, path[rows], top_k))
         parts.append(part)
     columns = stacked_columns(parts)

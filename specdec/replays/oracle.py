@@ -194,8 +194,9 @@ def _answers(
     answers["position"] = np.array(rows) - trace.turns["first"].to_numpy()[turns]
     answers["expansions"] = expansions
     answers["verify_nodes"] = verify_nodes
-    answers["top_k"] = np.array([0, *(top_k for top_k, _ in shapes)])[chosen]
-    texts = ["", *(trees.beam_text(beam) for _, beam in shapes)]
+    top_ks, beams = zip(*shapes, strict=True)
+    answers["top_k"] = np.array([0, *top_ks])[chosen]
+    texts = ["", *map(trees.beam_text, beams)]
     answers["beam"] = np.array(texts, dtype=object)[chosen]
     answers["accepted_tok"] = accepted_tok.astype(int)
     answers["time_ms"] = best.ms[rows, accepted_tok]
@@ -266,12 +267,12 @@ def headroom(policy_ms_per_tok: ArrayLike, tuned: ArrayLike, clairvoyant: ArrayL
     >>> round(headroom(8.0, tuned=10.0, clairvoyant=5.0), 3)
     0.25
     """
-    times = (policy_ms_per_tok, tuned, clairvoyant)
-    policy, static, least = np.broadcast_arrays(*(np.asarray(time, float) for time in times))
+    times = np.array(np.broadcast_arrays(policy_ms_per_tok, tuned, clairvoyant), float)
+    policy, static, least = times
     possible = (least > 0) & (least <= np.minimum(static, policy) * (1 + 1e-9))
-    if not np.isfinite([policy, static, least]).all() or not possible.all():
+    if not np.isfinite(times).all() or not possible.all():
         raise SpecdecError("times must be positive and none below the clairvoyant bound.")
     gap = 1 / least - 1 / static
     open_gap = gap > 1e-12 / static
     share = np.where(open_gap, (1 / policy - 1 / static) / np.where(open_gap, gap, 1), np.nan)
-    return share[()]
+    return float(share) if share.ndim == 0 else share

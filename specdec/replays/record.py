@@ -386,10 +386,10 @@ def _family(drafter: Any, contexts: Tensor, path: Tensor, widths: tuple[int, ...
         columns: Arrays = {}
         for level, scores in enumerate(trees.scores):
             columns[Column("family_scores", level=level)] = scores.float().cpu().numpy()
-        for level, beam in enumerate(trees.beams):
-            columns[Column("family_beam", level=level)] = beam.cpu().numpy().astype(np.int16)
-        tokens = [token.cpu().numpy() for token in trees.tokens]
         beams = [beam.cpu().numpy() for beam in trees.beams]
+        for level, beam in enumerate(beams):
+            columns[Column("family_beam", level=level)] = beam.astype(np.int16)
+        tokens = [token.cpu().numpy() for token in trees.tokens]
         places = path_places(tokens, beams, path[rows].cpu().numpy(), family.top_k)
         columns[Column("family_path")] = places.astype(np.int16)
         parts.append(columns)

@@ -66,8 +66,8 @@ def static_grid(
         parts.append(part[part["total_tokens"] > 1] if parts and totals is None else part)
     # 2. rates
     table = with_rates(pd.concat(parts, ignore_index=True))
-    columns = [by, *SETTING, "ms_per_tok", "tau", *SUMS, "speedup"]
-    return table[[name for name in columns if name]]
+    labels = list(filter(None, [by, *SETTING]))
+    return table[[*labels, "ms_per_tok", "tau", *SUMS, "speedup"]]
 
 
 def _sums(
@@ -121,7 +121,8 @@ def tree_of(row: Any) -> TreeConfig:
 
 def setting(tree: TreeConfig) -> dict[str, Any]:
     """A tree's values of SETTING."""
-    return {name: getattr(tree, name) for name in SETTING[:-1]} | {"beam": beam_text(tree.beam)}
+    values = (tree.total_tokens, tree.depth, tree.top_k, beam_text(tree.beam))
+    return dict(zip(SETTING, values, strict=True))
 
 
 def beam_text(beam: tuple[int, ...]) -> str:
@@ -131,7 +132,7 @@ def beam_text(beam: tuple[int, ...]) -> str:
 
 def beam_of(text: str) -> tuple[int, ...]:
     """The beam from `beam_text`'s form."""
-    return tuple(int(width) for width in text.split(",") if width)
+    return tuple(map(int, filter(None, text.split(","))))
 
 
 def static_turns(trace: Trace, costs: CostModel, tree: TreeConfig) -> pd.DataFrame:

@@ -400,7 +400,7 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
     if pair is not None and pair not in (header["pair"], header.get("pair_key")):
         raise SpecdecError(f"{folder} is of {header['pair']!r}, not {pair!r}; record that pair.")
     turns = runs.read_table(stored.check_file(header, folder, "turns.parquet", ADVICE))
-    shards = [f"part-{number:05d}.parquet" for number in turns["piece"].unique()]
+    shards = list(map("part-{:05d}.parquet".format, turns["piece"].unique()))
     # 2. how a column is read from its table when it is needed
     tables = {}
     for table, entries in header["columns"].items():

@@ -196,9 +196,9 @@ def tree_panel(snapshot: Snapshot) -> Panel:
     columns = [0.0] * (max(depth) + 1)
     for box, level in zip(boxes, depth, strict=True):
         columns[level] = max(columns[level], box.width)
-    begin = [6 + sum(columns[:level]) + GAP * level for level in range(len(columns))]
+    begin = list(itertools.accumulate([6, *columns], lambda x, width: x + width + GAP))
     middle = [8 + place * PITCH + BOX / 2 for place in row]
-    panel = Panel(begin[-1] + columns[-1] + 8, (max(row) + 1) * PITCH + 10)
+    panel = Panel(begin[-1] - GAP + 8, (max(row) + 1) * PITCH + 10)
     # 2. lines below the boxes
     for number, box in enumerate(boxes[1:], start=1):
         end = begin[depth[box.parent]] + boxes[box.parent].width
