@@ -175,7 +175,8 @@ def check(pair: Pair, config: RecordConfig) -> None:
     elif drafter is None:
         why = "this pair has no drafter to record; load one with load_pair(target=..., drafter=...)"
     elif drafter.deepest is not None and config.depth > drafter.deepest:
-        why = f"this drafter drafts no deeper; record it with depth={drafter.deepest}"
+        deepest = drafter.deepest
+        why = f"this drafter drafts no deeper than depth {deepest}; record it with depth={deepest}"
     elif drafter.extra_rows:
         why = "lookahead's n-grams depend on the cycles that went before; measure it live"
     elif drafter.copied_levels and config.lengths:

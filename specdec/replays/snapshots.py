@@ -286,14 +286,27 @@ def clairvoyant_lane(recording: Recording, turn: int) -> Lane:
     bound = clairvoyant(trace.select(np.arange(len(trace.turns)) == turn), recording.costs)
     note = "with the text known, this tree is the best here"
     for row in bound.answers.to_dict("records"):
-        depth = row["expansions"]
-        nodes = row["verify_nodes"]
-        top_k = row["top_k"] or 1
-        beam = beam_of(row["beam"])
-        flat_nodes = nodes if nodes > pool_size(depth, top_k, beam) else 0
-        tree = TreeConfig(nodes + 1, depth, top_k, flat_nodes, beam)
-        lane.cycles.append(_free(recording, turn, row["position"], Static.of(tree), note))
+        policy = Foreseen(row, trace)
+        lane.cycles.append(_free(recording, turn, row["position"], policy, note))
     return lane
+
+
+class Foreseen(Static):
+    """The tree of a row of `Bound.answers`: one of the deepest, stopped at the row's depth."""
+
+    asks = frozenset({EXTEND})
+
+    def __init__(self, answer: dict[str, Any], trace: Trace):
+        self.expansions = answer["expansions"]
+        nodes = answer["verify_nodes"]
+        top_k = answer["top_k"] or 1
+        beam = beam_of(answer["beam"])
+        flat_nodes = nodes if nodes > pool_size(self.expansions, top_k, beam) else 0
+        depth = max(0, trace.depth_of(top_k, beam))
+        super().__init__(shape=TreeConfig(nodes + 1, depth, top_k, flat_nodes, beam))
+
+    def answer(self, question: Question) -> bool:
+        return question.expansions < self.expansions
 
 
 def _free(recording: Recording, turn: int, position: int, policy: Policy, note: str) -> Snapshot:
