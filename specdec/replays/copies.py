@@ -1,8 +1,8 @@
 """Recorded columns of candidates copied from the text; exact, as they depend on the text alone.
 
-   copied_ranks      the target's path in the trie alone, for CopiedTree and pure copiers
+copied_ranks      the target's path in the trie alone, for CopiedTree and pure copiers
 copied_scores     the trie's nodes, best first
-   ranks of k        the path in trie and drafted tree merged, replacing the tree's own ranks
+ranks of k        the path in trie and drafted tree merged, replacing the tree's own ranks
 candidates of k   nodes of both after each expansion
 """
 
@@ -98,8 +98,8 @@ def with_copies(trace: Trace, odds: CopyOdds, config: NgramConfig) -> Trace:
         tries = [session.copied(ids[:end]) for end in ends]
         part = keyed(trie_columns(tries, path[rows]))
         for top_k in top_ks:
-            scores, tokens, beams = (torch.from_numpy(part[rows]) for part in trace.trees(top_k))
-            batch = TreeBatch(scores, tokens, beams, scores, tokens)
+            trees = [torch.from_numpy(array[rows]) for array in trace.trees(top_k)]
+            batch = TreeBatch(*trees, *trees[:2])
             part.update(merged_columns(batch, tries, path[rows], top_k))
         parts.append(part)
     columns = stacked_columns(parts)

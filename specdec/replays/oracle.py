@@ -63,12 +63,12 @@ def clairvoyant(
     True
     """
     everything = top_ks is None and depths is None and sizes is None and beams is None
-    shapes, depths = trees.recorded(trace, top_ks, depths, beams)
+    shapes, recorded = trees.recorded(trace, top_ks, depths, beams)
     tables = CostTables.of(trace, costs, shapes)
     # 1. for every position and accepted length, the cheapest answer that accepts so many tokens
     best = _Cheapest(tables, sizes)
     if trace.forwards:
-        best.allow_trees(shapes, depths)
+        best.allow_trees(shapes, recorded)
         if everything:
             best.allow_plain_and_flat(shapes)
     if trace.copies and (everything or not trace.forwards):
@@ -128,14 +128,13 @@ class _Cheapest:
         cost_ms = draft_ms[:, None] + self.tables.verify[where[:, None], nodes]
         self.put(np.where(size <= below, cost_ms, np.inf), nodes, number, depth)
 
-    def allow_trees(self, shapes: list[Shape], depths: list[int]) -> None:
+    def allow_trees(self, shapes: list[Shape], recorded: list[tuple[Shape, int]]) -> None:
         """Every requested and recorded tree."""
-        for number, shape in enumerate(shapes, 1):
-            for depth in [depth for depth in depths if depth <= self.trace.depth_of(*shape)]:
-                offered = self.tables.offered(shape, depth)
-                draft_ms = self.tables.before_verification(shape, depth)
-                ranks = self.tables.path_ranks(shape, depth)
-                self.put_smallest(ranks, offered, draft_ms, number, depth)
+        for shape, depth in recorded:
+            offered = self.tables.offered(shape, depth)
+            draft_ms = self.tables.before_verification(shape, depth)
+            ranks = self.tables.path_ranks(shape, depth)
+            self.put_smallest(ranks, offered, draft_ms, shapes.index(shape) + 1, depth)
 
     def allow_plain_and_flat(self, shapes: list[Shape]) -> None:
         """Plain steps, and flat trees just large enough for the target's token."""
@@ -195,8 +194,9 @@ def _answers(
     answers["position"] = np.array(rows) - trace.turns["first"].to_numpy()[turns]
     answers["expansions"] = expansions
     answers["verify_nodes"] = verify_nodes
-    answers["top_k"] = np.array([0, *(top_k for top_k, _ in shapes)])[chosen]
-    texts = ["", *(trees.beam_text(beam) for _, beam in shapes)]
+    top_ks, beams = zip(*shapes, strict=True)
+    answers["top_k"] = np.array([0, *top_ks])[chosen]
+    texts = ["", *map(trees.beam_text, beams)]
     answers["beam"] = np.array(texts, dtype=object)[chosen]
     answers["accepted_tok"] = accepted_tok.astype(int)
     answers["time_ms"] = best.ms[rows, accepted_tok]
@@ -213,19 +213,17 @@ def kept_bound(
     """
     check_integer("cycles", cycles, 1)
     sizes = np.array(trees.within(total_tokens, 1, trace.most_nodes + 1, "total_tokens")) - 1
-    restrictions = (shapes.get(name) for name in ("top_ks", "depths", "beams"))
-    tried, depths = trees.recorded(trace, *restrictions)
+    restrictions = map(shapes.get, ("top_ks", "depths", "beams"))
+    tried, recorded = trees.recorded(trace, *restrictions)
     tables = CostTables.of(trace, costs, tried)
     first = trace.turns["first"].to_numpy()
     positions = trace.turns["positions"].to_numpy()
     end = np.repeat(first + positions, positions)
     # 1. where so many cycles with each tree lead from every row, and what they cost
     walks = []
-    for shape in tried:
-        for depth in depths:
-            if depth <= trace.depth_of(*shape):
-                walks.append(_kept(tables, shape, depth, sizes, cycles, end))
-    reached, spent_ms = (np.concatenate(arrays) for arrays in zip(*walks, strict=True))
+    for shape, depth in recorded:
+        walks.append(_kept(tables, shape, depth, sizes, cycles, end))
+    reached, spent_ms = map(np.concatenate, zip(*walks, strict=True))
     # 2. the least time from every row, the last positions first
     value_ms = np.zeros(len(end) + 1)
     for position in range(positions.max() - 1, -1, -1):
@@ -269,10 +267,10 @@ def headroom(policy_ms_per_tok: ArrayLike, tuned: ArrayLike, clairvoyant: ArrayL
     >>> round(headroom(8.0, tuned=10.0, clairvoyant=5.0), 3)
     0.25
     """
-    times = (policy_ms_per_tok, tuned, clairvoyant)
-    policy, static, least = np.broadcast_arrays(*(np.asarray(time, float) for time in times))
+    times = np.array(np.broadcast_arrays(policy_ms_per_tok, tuned, clairvoyant), float)
+    policy, static, least = times
     possible = (least > 0) & (least <= np.minimum(static, policy) * (1 + 1e-9))
-    if not np.isfinite([policy, static, least]).all() or not possible.all():
+    if not np.isfinite(times).all() or not possible.all():
         raise SpecdecError("times must be positive and none below the clairvoyant bound.")
     gap = 1 / least - 1 / static
     open_gap = gap > 1e-12 / static

@@ -9,7 +9,7 @@ near-ties may differ from live decoding.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,48 +42,41 @@ from specdec.replays.trace import NEVER, ROOT_CANDIDATES, Column, Trace
 
 SPLIT = "split"
 TABLES = ("positions", "trees", "family", "lengths")
+TURN_COLUMNS = "suite prompt turn part prompt_tok kept_tok piece".split()
 SHARES = {"train": 0.4, "tune": 0.2, "test": 0.4}  # of the prompts of a suite
 NODES_AT_ONCE = 40_000  # candidates grown in one batch: limits memory
 ROOTS_AT_ONCE = 24  # of a family, whose candidates of a level are all compared with each other
 RADAR_CALLS, RADAR_NODES, RADAR_TOP_K = 8, 59, 10  # the trees of RADAR's training distributions
 USUAL_LENGTHS = 16  # they take 1.6 times as long as everything else recorded of a turn of 64 tokens
 Arrays = dict[Any, np.ndarray]  # by Column or its kind
+Job = tuple[int, int, str, Prompt]  # number, visit (of equal ones before it), part and prompt
 
 
 @dataclass(frozen=True)
 class RecordConfig:
     """What `record` stores, of which prompts, and where."""
 
-    # length of each answer
     max_new_tokens: int = 128
-    # expansions of the deepest tree
-    depth: int = 12
+    depth: int = 12  # expansions of the deepest tree
     # beam widths whose ranks are stored: enough to replay any answer
     top_ks: tuple[int, ...] = (8, 10, 12, 16, 20, 32)
-    # widths whose whole trees are stored too, for policies that read scores
-    trees: tuple[int, ...] = (10,)
+    trees: tuple[int, ...] = (10,)  # widths of whole trees, for policies that read scores
     # all trees up to so many children and, per level, nodes expanded (last number: below)
     family: tuple[int, ...] = ()
-    # the largest verify_nodes a policy may ask for
-    most_nodes: int = 240
+    most_nodes: int = 240  # the largest verify_nodes a policy may ask for
     temperature: float = 0.0
     seed: int = 0
-    # store the target's features and the drafter's states, in half precision
-    features: bool = True
-    # positions per turn with RADAR's exact distributions
-    lengths: int = 0
-    # prompts per suite, over all parts
-    limit: int | None = None
-    # prompts per suite in part "train", if policies should learn from more
-    train_limit: int | None = None
-    # the part of prompts that are not from named suites; "split" splits them as named ones are
+    features: bool = True  # the target's, and the drafter's states, in half precision
+    lengths: int = 0  # positions per turn with RADAR's exact distributions
+    limit: int | None = None  # prompts per suite, over all parts
+    train_limit: int | None = None  # of part "train", if policies should learn from more
+    # of prompts that are not from named suites; "split" splits them as named ones are
     part: str = "test"
     folder: str | Path | None = None  # JSONL files of suites that are not embedded
     name: str = "record"  # of the run
     scale: str = "laptop"
     progress: bool = True
-    # run elsewhere: local, ray or ray://host:port (`parallel`), so many tasks at once
-    on: str | None = None
+    on: str | None = None  # run elsewhere (`parallel`), so many tasks at once
     jobs: int | None = None
 
     @property
@@ -94,11 +87,10 @@ class RecordConfig:
     @property
     def recorded(self) -> dict[str, Any]:
         """The settings that the numbers depend on, under their names in files."""
-        names = ("max_new_tokens", "depth", "most_nodes", "seed", "features", "lengths")
-        recorded = {name: getattr(self, name) for name in names}
-        recorded["temperature"] = float(self.temperature)
-        recorded["top_ks"] = self.widths
+        recorded: dict[str, Any] = {"temperature": float(self.temperature), "top_ks": self.widths}
         recorded["trees"] = tuple(sorted(self.trees))
+        for name in ("max_new_tokens", "depth", "most_nodes", "seed", "features", "lengths"):
+            recorded[name] = getattr(self, name)
         if self.family:
             recorded["family"] = tuple(self.family)
         return recorded
@@ -124,27 +116,30 @@ def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **setti
     check(pair, config)
     parted = parted_items(prompts, config)
     items = [item for _, item in parted]
-    openings(pair, items, config.max_new_tokens + config.depth)
+    starts = pd.Series(map(str, openings(pair, items, config.max_new_tokens + config.depth)))
     identity = {"schema": trace.SCHEMA, "pair": describe_pair(pair), "items": describe_items(items)}
     run = runs.start(config.name, identity | config.recorded, scale=config.scale, tie_to_code=False)
-    # 2. every missing prompt is a shard of the run, written here or by workers
+    # 2. every missing prompt is a shard of the run, written here or by workers; an equal prompt
+    # is another visit, with noise of its own
     done = set(run.shards("turns").done())
-    missing = [(number, *item) for number, item in enumerate(parted) if number not in done]
-    if missing and checked_place(config.on, config.jobs) is not None:
-        source = load.source_of(pair)
+    jobs: list[Job] = []
+    for number, visit in enumerate(starts.groupby(starts).cumcount().tolist()):
+        if number not in done:
+            jobs.append((number, visit, *parted[number]))
+    if jobs and checked_place(config.on, config.jobs) is not None:
         quiet = dataclasses.replace(config, progress=False)
-        portions = [missing[start : start + ROWS] for start in range(0, len(missing), ROWS)]
-        tasks = [partial(_record_elsewhere, source, quiet, run, portion) for portion in portions]
+        task = partial(_record_elsewhere, load.source_of(pair), quiet, run)
+        tasks = [partial(task, jobs[start : start + ROWS]) for start in range(0, len(jobs), ROWS)]
         parallel(tasks, config.on, config.jobs, desc=run.name, progress=config.progress)
     else:
-        Recorder(pair, config).write_all(missing, run)
+        Recorder(pair, config).write_all(jobs, run)
     # 3. all shards as one recording
     _finish(run, config, identity, pair)
     return trace.open_trace(run.directory)
 
 
 def _record_elsewhere(
-    source: dict[str, Any], config: RecordConfig, run: runs.Run, jobs: list[tuple[int, str, Prompt]]
+    source: dict[str, Any], config: RecordConfig, run: runs.Run, jobs: list[Job]
 ) -> None:
     """A task of `record` in another process."""
     Recorder(load.load_again(**source), config).write_all(jobs, run)
@@ -152,10 +147,10 @@ def _record_elsewhere(
 
 def settings_of(recorded: Trace) -> dict[str, Any]:
     """The settings of `record` that would record the same trees of the same lengths again."""
-    header = recorded.header
-    settings = {name: header[name] for name in ("max_new_tokens", "depth", "most_nodes", "seed")}
+    names = ("max_new_tokens", "depth", "most_nodes", "seed")
+    settings: dict[str, Any] = {name: recorded.header[name] for name in names}
     for name in ("top_ks", "trees", "family"):
-        settings[name] = tuple(header.get(name, ()))
+        settings[name] = tuple(recorded.header.get(name, ()))
     return settings
 
 
@@ -171,37 +166,38 @@ def check(pair: Pair, config: RecordConfig) -> None:
     check_name("part", config.part, (*PARTS, SPLIT))
     # 2. settings that do not fit together, or that the drafter cannot follow
     drafter = pair.drafter
-    levels = drafter.copied_levels if drafter else 0
-    deepest = drafter.deepest if drafter else None
     why = ""
-    if config.lengths and not _has_radars_trees(config.widths, config.depth):
+    if config.lengths and not has_radars_trees(config.widths, config.depth):
         why = "RADAR's distributions need top_k=10 and depth >= 7; or pass lengths=0"
     elif config.family and (len(config.family) < 2 or min(config.family) < 1):
         why = "family is the most children and, per level, nodes expanded, such as (6, 6, 4, 2, 1)"
     elif drafter is None:
         why = "this pair has no drafter to record; load one with load_pair(target=..., drafter=...)"
-    elif deepest is not None and config.depth > deepest:
+    elif drafter.deepest is not None and config.depth > drafter.deepest:
+        deepest = drafter.deepest
         why = f"this drafter drafts no deeper than depth {deepest}; record it with depth={deepest}"
     elif drafter.extra_rows:
         why = "lookahead's n-grams depend on the cycles that went before; measure it live"
-    elif levels and config.lengths:
+    elif drafter.copied_levels and config.lengths:
         why = "RADAR's distributions are of drafters that copy nothing; load the drafter alone"
-    elif config.depth + 1 < levels:
-        why = f"copies of {levels} tokens need a recording of depth {levels - 1} at least"
+    elif config.depth + 1 < drafter.copied_levels:
+        why = f"copies need a recording of depth {drafter.copied_levels - 1} at least"
     elif config.family and not hasattr(drafter, "batched"):
         why = "families are recorded of EAGLE's drafters alone; leave family out"
     if why:
         raise SpecdecError(f"{why}.")
 
 
-def _has_radars_trees(widths: Iterable[int], depth: int) -> bool:
+def has_radars_trees(widths: Iterable[int], depth: int) -> bool:
+    """Whether the recorded trees hold those of RADAR's distributions."""
     return RADAR_TOP_K in widths and depth >= RADAR_CALLS - 1
 
 
 def usual_lengths(pair: Pair, widths: Iterable[int], depth: int) -> int:
     """Default number of positions per turn with RADAR's distributions; 0 if they do not apply."""
-    copies = pair.drafter is not None and pair.drafter.copied_levels
-    return 0 if copies or not _has_radars_trees(widths, depth) else USUAL_LENGTHS
+    if pair.drafter is not None and pair.drafter.copied_levels:
+        return 0
+    return USUAL_LENGTHS if has_radars_trees(widths, depth) else 0
 
 
 def parted_items(prompts: Any, config: RecordConfig) -> list[tuple[str, Prompt]]:
@@ -225,9 +221,11 @@ def parted_items(prompts: Any, config: RecordConfig) -> list[tuple[str, Prompt]]
     # 3. named suites
     parted = []
     for part in PARTS:
-        count = config.train_limit if part == "train" else None
-        if count is None and config.limit is not None:
-            count = max(1, round(config.limit * SHARES[part]))
+        count = config.limit
+        if part == "train" and config.train_limit is not None:
+            count = config.train_limit
+        elif count is not None:
+            count = max(1, round(count * SHARES[part]))
         parted += [(part, item) for item in gather(names, limit=count, part=part, **options)]
     return parted
 
@@ -243,7 +241,7 @@ class Recorder:
         self.drafter: Any = getattr(pair.drafter, "drafter", pair.drafter)
         self.batched = hasattr(self.drafter, "batched")
 
-    def write_all(self, jobs: list[tuple[int, str, Prompt]], run: runs.Run) -> None:
+    def write_all(self, jobs: list[Job], run: runs.Run) -> None:
         """Record these prompts; texts of several are decoded at once."""
         options: Any = dict(desc=run.name, unit="prompt", disable=not self.config.progress)
         with self.pair.inference(), tqdm(total=len(jobs), **options) as bar:
@@ -251,44 +249,47 @@ class Recorder:
                 bar.update()
 
     def write(
-        self, run: runs.Run, number: int, part: str, item: Prompt
+        self, run: runs.Run, number: int, visit: int, part: str, item: Prompt
     ) -> Generator[Forward, Any, None]:
         """One prompt, all its turns: a shard of every table. Yields the forwards of its texts."""
-        turns: list[dict[str, Any]] = []
+        turns = []
+        texts = []
         answers: list[str] = []
         tables: dict[str, list[Arrays]] = {name: [] for name in TABLES}
         rows = 0
         for turn in range(len(item.turns)):
             # 1. the target's own text
             prompt = self.pair.ids_of(conversation(self.pair, item, turn, answers))
-            ids, kept_tok = yield from self.continuing(prompt)
+            ids, kept_tok = yield from self.continuing(prompt, visit)
             end = len(prompt) + kept_tok
             answers.append(self.pair.text_of(ids[len(prompt) : end]) or "")
-            facts = {"suite": item.suite, "prompt": item.id, "turn": turn, "part": part}
-            counts = {"prompt_tok": len(prompt), "kept_tok": kept_tok, "positions": kept_tok - 1}
-            turns.append({**facts, **counts, "piece": number, "ids": ids[:end]})
+            turns.append((item.suite, item.id, turn, part, len(prompt), kept_tok, number))
+            texts.append(ids[:end])
             # 2. what every tree would accept at each of its positions
             if kept_tok > 1:
                 for table, columns in self.positions(ids, len(prompt), kept_tok).items():
-                    if "row" in columns:
-                        columns["row"] = columns["row"] + rows
+                    if table == "lengths" and columns:
+                        columns["row"] += rows
                     tables[table].append(columns)
                 rows += kept_tok - 1
         # 3. the shards; that of turns is the last, as it marks the prompt as done
-        for table, parts in tables.items():
+        for name, parts in tables.items():
             if parts and parts[0]:
-                trace.write_columns(run.shards(table).path(number), trace.stacked_columns(parts))
-        run.shards("turns").write(number, pd.DataFrame(turns))
+                trace.write_columns(run.shards(name).path(number), trace.stacked_columns(parts))
+        table = pd.DataFrame(turns, columns=TURN_COLUMNS)
+        table.insert(6, "positions", table["kept_tok"] - 1)
+        run.shards("turns").write(number, table.assign(ids=texts))
 
-    def continuing(self, prompt: list[int]) -> Generator[Forward, Any, tuple[list[int], int]]:
+    def continuing(
+        self, prompt: list[int], visit: int = 0
+    ) -> Generator[Forward, Any, tuple[list[int], int]]:
         """Prompt and text with `depth` tokens beyond its end, and how many of the text count."""
         config = self.config
-        sampling: dict[str, Any] = {"temperature": config.temperature, "seed": config.seed}
-        decoded = yield from plain_steps(self.pair, prompt, config.max_new_tokens, **sampling)
+        noise = dict(temperature=config.temperature, seed=config.seed, visit=visit, noise_of=prompt)
+        decoded = yield from plain_steps(self.pair, prompt, config.max_new_tokens, **noise)
         ids = [*prompt, *decoded.tokens]
         # trees of the last positions may reach there
-        sampling.update(stop_tokens=(), noise_of=prompt)
-        beyond = yield from plain_steps(self.pair, ids, config.depth, **sampling)
+        beyond = yield from plain_steps(self.pair, ids, config.depth, stop_tokens=(), **noise)
         return [*ids, *beyond.tokens], decoded.new_tok
 
     def positions(self, ids: list[int], prompt_tok: int, kept_tok: int) -> dict[str, Arrays]:
@@ -314,11 +315,12 @@ class Recorder:
         with self.pair.inference():
             cache = target.new_cache(len(ids) + pool_size(RADAR_CALLS - 1, RADAR_TOP_K))
             features = target.forward(tokens, cache, last_only=not config.lengths).features
-            drafter: Any = SequentialDrafter(self.drafter, tokens, features)
+            grow = partial(grown_singly, self.drafter, tokens, features)
             if self.batched:
                 drafter = self.drafter.batched(tokens, features, config.depth)
+                grow = drafter.grow
             # 3. the trees of every width at all positions, and the ranks of the text in them
-            batches = {top_k: self._grown(drafter, contexts, top_k) for top_k in config.widths}
+            batches = {top_k: self._grown(grow, contexts, top_k) for top_k in config.widths}
             for top_k, batch in batches.items():
                 trees = _tree_columns(batch, top_k)
                 if tries:
@@ -346,22 +348,23 @@ class Recorder:
                 tables["lengths"] = {"row": rows, "distribution": chances}
         return tables
 
-    def _grown(self, drafter: Any, contexts: Tensor, top_k: int) -> TreeBatch:
+    def _grown(self, grow: Callable[..., TreeBatch], contexts: Tensor, top_k: int) -> TreeBatch:
         """The candidate trees of one width at all contexts."""
         # for k = 10, or every k without it, with the root's ROOT_CANDIDATES best
         children = top_k
         if top_k == RADAR_TOP_K or RADAR_TOP_K not in self.config.widths:
-            ids = self.drafter.target_id
-            vocabulary = self.pair.target.vocab_size if ids is None else len(ids)
-            children = min(ROOT_CANDIDATES, vocabulary)
+            vocabulary = self.drafter.target_id
+            if vocabulary is None:
+                vocabulary = range(self.pair.target.vocab_size)
+            children = min(ROOT_CANDIDATES, len(vocabulary))
         at_once = len(contexts)
         if self.batched:
             at_once = max(1, NODES_AT_ONCE // pool_size(self.config.depth, top_k))
         batches = []
         for part in torch.split(contexts, at_once):
-            batch = drafter.grow(part, top_k, self.config.depth, children)
+            batch = grow(part, top_k, self.config.depth, children)
             batches.append(vars(batch).values())
-        return TreeBatch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
+        return TreeBatch(*map(torch.cat, zip(*batches, strict=True)))
 
 
 def _tree_columns(batch: TreeBatch, top_k: int) -> Arrays:
@@ -377,15 +380,16 @@ def _family(drafter: Any, contexts: Tensor, path: Tensor, widths: tuple[int, ...
     family = Family(widths[0], tuple(widths[1:]))
     parts: list[Arrays] = []
     for rows in torch.split(torch.arange(len(contexts), device=contexts.device), ROOTS_AT_ONCE):
-        choosing = Choosing(family)
-        trees = drafter.grow_chosen(contexts[rows], family.top_k, path.shape[1] - 1, choosing)
+        trees = drafter.grow_chosen(
+            contexts[rows], family.top_k, path.shape[1] - 1, Choosing(family)
+        )
         columns: Arrays = {}
         for level, scores in enumerate(trees.scores):
             columns[Column("family_scores", level=level)] = scores.float().cpu().numpy()
         beams = [beam.cpu().numpy() for beam in trees.beams]
         for level, beam in enumerate(beams):
             columns[Column("family_beam", level=level)] = beam.astype(np.int16)
-        tokens = [part.cpu().numpy() for part in trees.tokens]
+        tokens = [token.cpu().numpy() for token in trees.tokens]
         places = path_places(tokens, beams, path[rows].cpu().numpy(), family.top_k)
         columns[Column("family_path")] = places.astype(np.int16)
         parts.append(columns)
@@ -410,33 +414,26 @@ def _finish(run: runs.Run, config: RecordConfig, identity: dict[str, Any], pair:
     files = ["turns.parquet"]
     # 2. the distributions in one file
     first = turns.groupby("piece")["first"].min()
-    parts = []
-    for piece in run.shards("lengths").done():
-        columns = trace.read_columns(run.shards("lengths").path(piece))
+    shards = run.shards("lengths")
+    parts = [trace.read_columns(shards.path(piece)) for piece in shards.done()]
+    for piece, columns in zip(shards.done(), parts, strict=True):
         columns[Column("row")] = columns[Column("row")] + first[piece]
-        parts.append(columns)
     if parts:
         trace.write_columns(run.path("lengths.parquet"), trace.stacked_columns(parts))
         files.append("lengths.parquet")
     # 3. the columns of each table, alike in all of its shards
-    tables: dict[str, list[dict[str, Any]]] = {}
-    for table in ("positions", "trees", "family"):
+    tables: dict[str, list[dict[str, Any]]] = {"positions": [], "trees": [], "family": []}
+    for table, entries in tables.items():
         shards = run.shards(table)
-        paths = [shards.path(piece) for piece in shards.done()]
-        recorded = trace.read_columns(paths[0]) if paths else {}
-        tables[table] = [column.stored for column in sorted(recorded)]
-        files += [f"{table}/{path.name}" for path in paths]
+        for piece in shards.done():
+            files.append(f"{table}/{shards.path(piece).name}")
+        if shards.done():
+            recorded = trace.read_columns(shards.path(shards.done()[0]))
+            entries += [column.stored for column in sorted(recorded)]
     # 4. the header
-    header = {
-        "schema": trace.SCHEMA,
-        "key": run.key,
-        "pair_key": identity["pair"]["weights"],
-        "items": identity["items"],
-        **identity["pair"],
-        **config.recorded,
-        "position_limit": pair.target.position_limit,
-        "columns": tables,
-    }
+    header = {"schema": trace.SCHEMA, "key": run.key, "pair_key": identity["pair"]["weights"]}
+    header |= {"items": identity["items"], **identity["pair"], **config.recorded}
+    header |= {"position_limit": pair.target.position_limit, "columns": tables}
     drafter: Any = pair.drafter
     if drafter.copied_levels:
         header["copies"] = {"levels": drafter.copied_levels, "forwards": drafter.forwards}
@@ -444,37 +441,37 @@ def _finish(run: runs.Run, config: RecordConfig, identity: dict[str, Any], pair:
     run.finish(positions=int(turns["positions"].sum()), turns=len(turns))
 
 
-class SequentialDrafter:
-    """`BatchedDrafter` for any drafter: one position after the other in its own session. Slow."""
-
-    def __init__(self, drafter: Drafter, tokens: Tensor, features: Tensor | None):
-        self.drafter = drafter
-        self.tokens = tokens
-        self.features = features
-
-    def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> TreeBatch:
-        """Trees of `depth` expansions at each context, ascending. most: children of the root."""
-        session = self.drafter.session(len(self.tokens), top_k * max(1, depth))
-        pool = GrowingTree(self.tokens.device)
-        trees = []
-        read_tok = 0
-        for context in contexts.tolist():
-            # 1. the text up to here, and the root's children
-            features = None if self.features is None else self.features[read_tok:context]
-            newest = self.tokens[read_tok + 1 : context + 1]
-            tokens, scores = session.root(newest, features, max(most, top_k))
-            read_tok = context
-            # 2. level by level, as in decoding
-            pool.restart(self.tokens[context])
-            pool.grow(tokens[:, :top_k], scores[:, :top_k], top_k)
-            beams = []
-            for _ in range(depth):
-                nodes, rows, below, _ = pool.frontier
-                beams.append(nodes - pool.level_start)
-                pool.grow(*session.expand(below, rows, top_k), top_k)
-            tree = pool.whole()
-            trees.append((tree.score[1:], tree.token[1:], torch.stack(beams), tokens[0], scores[0]))
-        return TreeBatch(*(torch.stack(parts) for parts in zip(*trees, strict=True)))
+def grown_singly(
+    drafter: Drafter,
+    tokens: Tensor,
+    features: Tensor | None,
+    contexts: Tensor,
+    top_k: int,
+    depth: int,
+    most: int,
+) -> TreeBatch:
+    """`BatchedDrafter.grow` for any drafter: one position after the other in a session. Slow."""
+    session = drafter.session(len(tokens), top_k * max(1, depth))
+    pool = GrowingTree(tokens.device)
+    trees = []
+    read_tok = 0
+    for context in contexts.tolist():
+        # 1. the text up to here, and the root's children
+        new_features = None if features is None else features[read_tok:context]
+        newest = tokens[read_tok + 1 : context + 1]
+        children, scores = session.root(newest, new_features, max(most, top_k))
+        read_tok = context
+        # 2. level by level, as in decoding
+        pool.restart(tokens[context])
+        pool.grow(children[:, :top_k], scores[:, :top_k], top_k)
+        beams = []
+        for _ in range(depth):
+            nodes, rows, below, _ = pool.frontier
+            beams.append(nodes - pool.level_start)
+            pool.grow(*session.expand(below, rows, top_k), top_k)
+        tree = pool.whole()
+        trees.append((tree.score[1:], tree.token[1:], torch.stack(beams), children[0], scores[0]))
+    return TreeBatch(*map(torch.stack, zip(*trees, strict=True)))
 
 
 def radar_distributions(

@@ -120,8 +120,7 @@ class ReplayEngine:
             raise SpecdecError("the recorded drafter copies nothing; record one that does.")
         if copied or not plan.verify_nodes:
             # a plain step or copies: a tree without children, drafted for free
-            self._top_k = 0
-            self._flat_nodes = 0
+            self._top_k = self._flat_nodes = 0
             self._draft = ((0.0,), (0.0,))
         else:
             check_recorded(self.trace, plan.top_k, plan.depth, 0, plan.beam)
@@ -292,9 +291,9 @@ def answer_ms(trace: Trace, policy: Policy, costs: CostModel, turns: int = 4) ->
     """
     timed = _TimedPolicy(policy)
     replay(trace.select(np.arange(len(trace.turns)) < turns), timed, costs)
-    spent_ms = sorted(timed.spent_ms)
-    spent_ms = spent_ms[: max(1, len(spent_ms) - len(spent_ms) // 20)]
-    return float(np.mean(spent_ms)) if spent_ms else 0.0
+    count = len(timed.spent_ms)
+    spent_ms = sorted(timed.spent_ms)[: count - count // 20]
+    return float(np.mean(spent_ms or [0.0]))
 
 
 class _TimedPolicy(Chain):

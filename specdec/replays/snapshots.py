@@ -33,11 +33,12 @@ from specdec.replays.trace import Trace, open_trace, parents
 from specdec.stored import TextsFile, read_json
 
 SCHEMA = 1
-# of many actions or values only the best are listed
-MOST_LISTED = 8
+MOST_LISTED = 8  # of many actions or values, the best
 # the parts of a cycle's time
 PARTS = ("draft", "policy", "verify", "rest")
 CLAIRVOYANT = "clairvoyant"
+Nodes = tuple[np.ndarray, np.ndarray, np.ndarray]  # ids, parents and scores, the root first
+Text = Callable[[int], str]  # of a token
 
 
 @dataclass(frozen=True)
@@ -50,35 +51,26 @@ class Asked:
     # the choices that are listed, and their probabilities or predicted values in tokens
     labels: tuple[str, ...] = ()
     values: tuple[float, ...] = ()
-    # of the values: probability or value
-    unit: str = ""
-    # index of the chosen one; -1 if it is not listed
-    chosen: int = -1
+    unit: str = ""  # probability or value
+    chosen: int = -1  # index of the chosen one; -1 if it is not listed
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """One cycle. Nodes are in creation order, the root first."""
 
-    # index of the root among the new tokens
-    position: int
-    # total_tokens, depth and k as drafted and verified
-    tree: tuple[int, int, int]
+    position: int  # index of the root among the new tokens
+    tree: tuple[int, int, int]  # total_tokens, depth and k as drafted and verified
     # of each drafted node: text, parent (-1 for the root), draft log-probability from the root
     token: tuple[str, ...]
     parent: tuple[int, ...]
     score: tuple[float, ...]
-    # whether each node was sent to the target
-    verified: tuple[bool, ...]
-    # nodes of the accepted path, the root first
-    accepted: tuple[int, ...]
-    # the target's own next token
-    bonus: str | None
+    verified: tuple[bool, ...]  # whether each node was sent to the target
+    accepted: tuple[int, ...]  # nodes of the accepted path, the root first
+    bonus: str | None  # the target's own next token
     asked: tuple[Asked, ...]
-    # milliseconds by PARTS
-    times: dict[str, float]
-    # new tokens that count
-    kept_tok: int
+    times: dict[str, float]  # milliseconds by PARTS
+    kept_tok: int  # new tokens that count
     note: str = ""
 
     @property
@@ -105,8 +97,8 @@ class Lane:
 
     def tokens_per_s(self, cycle: int) -> float:
         """Average speed up to the end of a cycle."""
-        written = sum(snapshot.kept_tok for snapshot in self.cycles[: cycle + 1])
-        return 1e3 * written / max(self.elapsed_ms(cycle), 1e-9)
+        last = self.cycles[cycle]
+        return 1e3 * (last.position + last.kept_tok) / max(self.elapsed_ms(cycle), 1e-9)
 
     def speedup(self, cycle: int) -> float | None:
         """Speed-up over plain decoding of the same tokens, None if its time is unknown."""
@@ -141,13 +133,14 @@ def recording_of(trace: Trace, pair: Pair, costs: CostModel) -> Recording:
         raise SpecdecError("the recording keeps no whole trees; record with trees=(10,).")
     trace = trace.select(trace.turns["positions"].to_numpy() > 0)
     # 1. the text of every token of the texts and trees
-    tokens = [trace.text.ravel()]
+    tokens = set(trace.text.ravel().tolist())
     for top_k in trace.header["trees"]:
-        tokens.append(trace.trees(top_k).tokens.ravel())
-    texts = token_texts(pair, np.unique(np.concatenate(tokens)).tolist())
+        tokens.update(trace.trees(top_k).tokens.ravel().tolist())
+    texts = token_texts(pair, sorted(tokens))
     # 2. the prompts; those that are from no suite have a name only
-    suites = [suite for suite in trace.turns["suite"].unique() if suite in SUITES]
-    turns_of = {item.id: item.turns for item in gather(suites)} if suites else {}
+    turns_of: dict[str, tuple[str, ...]] = {}
+    for suite in set(trace.turns["suite"]) & set(SUITES):
+        turns_of |= {item.id: item.turns for item in gather([suite])}
     prompts = []
     for turn in trace.turns.itertuples():
         turns = turns_of.get(turn.prompt)
@@ -157,11 +150,7 @@ def recording_of(trace: Trace, pair: Pair, costs: CostModel) -> Recording:
 
 def open_recording(folder: Path, costs: CostModel | None = None) -> Recording:
     """Open a recording that ships: a trace beside texts.json and, if not given, costs.json."""
-    folder = Path(folder)
     trace = open_trace(folder)
-    if not (folder / "texts.json").is_file():
-        advice = "show it by snapshots.recording_of(specdec.open_trace(folder), pair, costs)"
-        raise SpecdecError(f"{folder} holds no texts.json; {advice}.")
     stored = read_json(folder / "texts.json", TextsFile, "take the shipped one", SCHEMA)
     assert len(stored["prompts"]) == len(trace.turns), "texts.json is of this recording"
     texts = {int(token): text for token, text in stored["texts"].items()}
@@ -209,8 +198,8 @@ class Watched(Chain):
         before = part.outputs
         answer = self.policy.answer(question)
         outputs = part.outputs
-        values_of_stops = outputs is not None and outputs.ndim == 2
-        if outputs is before and not (question.kind == SIZE and values_of_stops):
+        of_stops = question.kind == SIZE and isinstance(part, ValuePolicy)
+        if outputs is before and not of_stops:
             outputs = None
         # 2. the question for display
         if question.kind == PLAN:
@@ -239,12 +228,13 @@ def asked_of(policy: Policy, question: Question, answer: Any, outputs: np.ndarra
     # 2. the best of them, in their order
     ranked = np.argsort(-np.where(np.isfinite(values), values, -np.inf), kind="stable")
     listed = np.sort(ranked[: min(MOST_LISTED, np.isfinite(values).sum())]).tolist()
+    place = listed.index(chosen) if chosen in listed else -1
     return dataclasses.replace(
         asked,
-        labels=tuple(labels[place] for place in listed),
-        values=tuple(float(values[place]) for place in listed),
+        labels=tuple(labels[number] for number in listed),
+        values=tuple(values[listed].tolist()),
         unit=unit,
-        chosen=listed.index(chosen) if chosen in listed else -1,
+        chosen=place,
     )
 
 
@@ -312,7 +302,7 @@ class Foreseen(Static):
         top_k = answer["top_k"] or 1
         beam = beam_of(answer["beam"])
         flat_nodes = nodes if nodes > pool_size(self.expansions, top_k, beam) else 0
-        depth = trace.depth_of(top_k, beam) if nodes else 0
+        depth = max(0, trace.depth_of(top_k, beam))
         super().__init__(shape=TreeConfig(nodes + 1, depth, top_k, flat_nodes, beam))
 
     def answer(self, question: Question) -> bool:
@@ -334,7 +324,7 @@ def _lane(recording: Recording, turn: int, name: str) -> Lane:
     trace = recording.trace
     row = trace.turns.iloc[turn]
     texts = trace.text[int(row["first"]) : int(row["first"] + row["positions"])]
-    tokens = [recording.text(token) for token in (*texts[:, 0], texts[-1, 1])]
+    tokens = list(map(recording.text, (*texts[:, 0], texts[-1, 1])))
     steps_ms = recording.costs.step_ms(int(row["prompt_tok"]) + np.arange(int(row["positions"])))
     return Lane(name, tokens, [], [0.0, *np.cumsum(steps_ms).tolist()])
 
@@ -370,42 +360,30 @@ def _cycle(recording: Recording, engine: ReplayEngine, watched: Watched) -> Snap
 
 
 def live_cycle(
-    engine: Any,
-    watched: Watched,
-    cycle: Cycle,
-    position: int,
-    kept: list[str],
-    text: Callable[[int], str],
+    engine: Any, watched: Watched, cycle: Cycle, position: int, kept: list[str], text: Text
 ) -> Snapshot:
     """The cycle that a live engine has just finished. kept: texts of the new tokens that count."""
     plan = watched.planned
     tree = engine.tree
     # 1. the whole pool is shown where it is still there, otherwise the verified nodes
-    flat = plan.flat_nodes if cycle.expansions == 0 else 0
-    if isinstance(plan, TreeConfig) and cycle.top_k and not flat:
+    if isinstance(plan, TreeConfig) and cycle.top_k and (cycle.expansions or not plan.flat_nodes):
         if engine.growing.candidates == cycle.candidates:
             tree = engine.growing.whole()
-    token, parent, score = (part.cpu().numpy() for part in (tree.token, tree.parent, tree.score))
+    nodes = (tree.token.cpu().numpy(), tree.parent.cpu().numpy(), tree.score.cpu().numpy())
     path = engine.tree.token[engine.path[1:]].cpu().numpy()
     # 2. ended by a stop token or the length, no bonus follows the path
     bonus = kept[-1] if len(kept) == cycle.new_tok else None
-    return _snapshot(cycle, watched, position, (token, parent, score), path, bonus, text)
+    return _snapshot(cycle, watched, position, nodes, path, bonus, text)
 
 
 def _snapshot(
-    cycle: Cycle,
-    watched: Watched,
-    position: int,
-    nodes: tuple[np.ndarray, np.ndarray, np.ndarray],
-    path: np.ndarray,
-    bonus: str | None,
-    text: Callable[[int], str],
+    cycle: Cycle, watched: Watched, position: int, nodes: Nodes, path: Any, bonus: Any, text: Text
 ) -> Snapshot:
-    """A finished cycle. nodes: ids, parents and scores of all drafted ones in creation order, the
-    root first. path: ids of the accepted tokens.
+    """A finished cycle. nodes: all drafted ones in creation order. path: ids of the accepted
+    tokens.
     """
     ids, parent, score = nodes
-    tokens = tuple(text(token) for token in ids.tolist())
+    tokens = tuple(map(text, ids.tolist()))
     # 1. verified are the root and the nodes of the highest score, ties to the earlier one
     verified = np.zeros(len(tokens), dtype=bool)
     verified[0] = True
@@ -416,8 +394,7 @@ def _snapshot(
         fits = (parent == accepted[-1]) & verified & (ids == token)
         assert fits.sum() == 1, "an accepted token must be a verified node, once"
         accepted.append(int(fits.argmax()))
-    rest_ms = cycle.commit_ms + cycle.host_ms
-    spent_ms = (cycle.draft_ms, cycle.policy_ms, cycle.verify_ms, rest_ms)
+    spent_ms = (cycle.draft_ms, cycle.policy_ms, cycle.verify_ms, cycle.commit_ms + cycle.host_ms)
     return Snapshot(
         position=position,
         tree=(cycle.verify_nodes + 1, cycle.expansions, cycle.top_k),

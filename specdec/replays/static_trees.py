@@ -53,22 +53,21 @@ def static_grid(
     >>> grid["total_tokens"].tolist()[:2]
     [4, 8]
     """
-    shapes, depths = recorded(trace, top_ks, depths, beams)
+    shapes, trees = recorded(trace, top_ks, depths, beams)
     totals = None
     if total_tokens is not None:
         totals = np.array(within(total_tokens, 1, trace.most_nodes + 1, "total_tokens"))
     tables = CostTables.of(trace, costs, shapes)
     # 1. all sizes of a depth and width walk at once
     parts: list[pd.DataFrame] = []
-    for shape in shapes:
-        for depth in [depth for depth in depths if depth <= trace.depth_of(*shape)]:
-            part = _sums(tables, shape, depth, totals, by)
-            # plain steps once
-            parts.append(part[part["total_tokens"] > 1] if parts and totals is None else part)
+    for shape, depth in trees:
+        part = _sums(tables, shape, depth, totals, by)
+        # plain steps once
+        parts.append(part[part["total_tokens"] > 1] if parts and totals is None else part)
     # 2. rates
     table = with_rates(pd.concat(parts, ignore_index=True))
-    labels = [] if by is None else [by]
-    return table[[*labels, *SETTING, "ms_per_tok", "tau", *SUMS, "speedup"]]
+    labels = list(filter(None, [by, *SETTING]))
+    return table[[*labels, "ms_per_tok", "tau", *SUMS, "speedup"]]
 
 
 def _sums(
@@ -88,7 +87,7 @@ def _sums(
     share = np.eye(len(names))[group]
     # 2. sums over the turns of each group
     walked = _walk(tables, shape, depth, totals - 1)
-    cycles, cycle_tok, time_ms = ((values @ share).ravel() for values in walked)
+    cycles, cycle_tok, time_ms = (np.stack(walked) @ share).reshape(3, -1)
     part = pd.DataFrame({"total_tokens": np.repeat(totals, len(names))})
     if by is not None:
         part[by] = np.tile(np.array(names, dtype=object), len(totals))
@@ -122,7 +121,8 @@ def tree_of(row: Any) -> TreeConfig:
 
 def setting(tree: TreeConfig) -> dict[str, Any]:
     """A tree's values of SETTING."""
-    return {name: getattr(tree, name) for name in SETTING[:-1]} | {"beam": beam_text(tree.beam)}
+    values = (tree.total_tokens, tree.depth, tree.top_k, beam_text(tree.beam))
+    return dict(zip(SETTING, values, strict=True))
 
 
 def beam_text(beam: tuple[int, ...]) -> str:
@@ -132,7 +132,7 @@ def beam_text(beam: tuple[int, ...]) -> str:
 
 def beam_of(text: str) -> tuple[int, ...]:
     """The beam from `beam_text`'s form."""
-    return tuple(int(width) for width in text.split(",") if width)
+    return tuple(map(int, filter(None, text.split(","))))
 
 
 def static_turns(trace: Trace, costs: CostModel, tree: TreeConfig) -> pd.DataFrame:
@@ -213,7 +213,7 @@ def _walk(
     first = tables.trace.turns["first"].to_numpy()
     size = np.repeat(np.arange(len(sizes)), len(first))
     begin = np.tile(first, len(sizes))
-    end = begin + np.tile(tables.trace.turns["positions"].to_numpy(), len(sizes))
+    end = begin + np.tile(tables.trace.turns["positions"], len(sizes))
     position = begin.copy()
     cycles = np.zeros(len(position), int)
     time_ms = np.zeros(len(position))
@@ -227,9 +227,8 @@ def _walk(
         cycles[walking] += 1
         position[walking] += new_tok[size[walking], row]
         walking = walking[position[walking] < end[walking]]
-    shape_of = len(sizes), -1
-    cycle_tok = position - begin
-    return cycles.reshape(shape_of), cycle_tok.reshape(shape_of), time_ms.reshape(shape_of)
+    shaped = (len(sizes), -1)
+    return cycles.reshape(shaped), (position - begin).reshape(shaped), time_ms.reshape(shaped)
 
 
 def gained_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -244,8 +243,8 @@ def gained_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 def recorded(
     trace: Trace, top_ks: Ints, depths: Ints, beams: Beams = None
-) -> tuple[list[Shape], list[int]]:
-    """((top_k, beam), ...) and depths: the given ones, or all recorded ones."""
+) -> tuple[list[Shape], list[tuple[Shape, int]]]:
+    """((top_k, beam), ...), and each with its depths: the given ones, or all recorded ones."""
     # 1. the widths and beams to try
     widths = set(trace.top_ks)
     tried_beams: Iterable[tuple[int, ...]] = ((),)
@@ -263,8 +262,11 @@ def recorded(
         missing = set(tried) - set(shapes)
     if missing:
         raise SpecdecError(f"top_k {sorted(missing)} was not recorded, only {sorted(widths)}.")
-    every_depth = range(trace.depth + 1)
-    return shapes, within(every_depth if depths is None else depths, 0, trace.depth, "depths")
+    trees = []
+    chosen = within(range(trace.depth + 1) if depths is None else depths, 0, trace.depth, "depths")
+    for shape in shapes:
+        trees += [(shape, depth) for depth in chosen if depth <= trace.depth_of(*shape)]
+    return shapes, trees
 
 
 def within(values: Iterable[int], low: int, high: int, what: str) -> list[int]:

@@ -41,31 +41,31 @@ class Column(NamedTuple):
     """
 
     kind: str
-    # children per node; 0 if not of trees of one width
-    top_k: int = 0
-    # nodes expanded per level, as in a TreeConfig
-    beam: tuple[int, ...] = ()
-    # of a family's trees
-    level: int = -1
+    top_k: int = 0  # children per node; 0 if not of trees of one width
+    beam: tuple[int, ...] = ()  # nodes expanded per level, as in a TreeConfig
+    level: int = -1  # of a family's trees
 
     @property
     def name(self) -> str:
         """For files and errors; no code parses it."""
         if self.top_k:
             return f"{self.kind}_{','.join(map(str, (self.top_k, *self.beam)))}"
-        return f"{self.kind}_{self.level}" if self.level >= 0 else self.kind
+        return f"{self.kind}_{self.level}".removesuffix("_-1")
 
     @property
     def stored(self) -> dict[str, Any]:
         """Its form in files, for `column_of`: the fields that differ from their defaults."""
-        defaults = self._field_defaults
         fields = self._asdict().items()
-        return {name: value for name, value in fields if value != defaults.get(name)}
+        return {name: value for name, value in fields if value != self._field_defaults.get(name)}
 
 
 Columns = Mapping[Any, np.ndarray]  # by Column; a kind alone means its Column
 Load = Callable[[Column], np.ndarray | None]
 Distributions = tuple[np.ndarray, np.ndarray]  # RADAR's: rows int64 [Q], float32 [Q, 8, 9]
+
+
+def nothing(column: Column) -> None:
+    """The columns of a recording in memory: no further ones."""
 
 
 class Trees(NamedTuple):
@@ -92,7 +92,7 @@ class Trace:
         header: dict[str, Any],
         turns: pd.DataFrame,
         columns: Columns,
-        load: Load | None = None,
+        load: Load = nothing,
         acceptance_distributions: Distributions | None = None,
         made: tuple[Any, ...] | None = None,
     ):
@@ -112,16 +112,11 @@ class Trace:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The receiving process reopens a recording on disk; one in memory is sent whole."""
-        if self._made:
-            return self._made
-        parts = (self.header, self.turns, self._columns, None, self.acceptance_distributions)
-        return Trace, parts
+        parts = (self.header, self.turns, self._columns, nothing, self.acceptance_distributions)
+        return self._made or (Trace, parts)
 
     def __len__(self) -> int:
         return int(self.turns["positions"].sum())
-
-    def __repr__(self) -> str:
-        return f"Trace({len(self.turns)} turns, {len(self)} positions, k in {self.top_ks})"
 
     def column(
         self, kind: str, top_k: int = 0, beam: tuple[int, ...] = (), level: int = -1
@@ -129,7 +124,7 @@ class Trace:
         """One array over positions, by its Column. SpecdecError if the recording lacks it."""
         column = Column(kind, top_k, beam, level)
         if column not in self._columns:
-            array = self._load(column) if self._load is not None else None
+            array = self._load(column)
             if array is None and kind in ("ranks", "scores"):
                 array = self._of_family(column)
             if array is None:
@@ -177,8 +172,7 @@ class Trace:
         """Ranks or scores of a tree that only the family holds; NEVER beyond its depth."""
         kind, top_k, beam, _ = column
         levels = self.depth_of(top_k, beam)
-        recorded_alone = top_k in self.top_ks and not beam
-        if levels < 0 or recorded_alone or self.family is None:
+        if levels < 0 or self.family is None or (top_k in self.top_ks and not beam):
             return None
         scores, nodes = member(self.column, self.family, top_k, beam, levels)
         if kind == "scores":
@@ -234,9 +228,7 @@ class Trace:
 
     def select(self, mask: ArrayLike | None = None, part: str | None = None) -> Trace:
         """The turns of a boolean mask, or of one part ("train", "tune" or "test"), as a trace."""
-        if part is not None:
-            mask = self.turns["part"].to_numpy() == part
-        chosen = np.asarray(mask, dtype=bool)
+        chosen = np.asarray(self.turns["part"] == part if part else mask, dtype=bool)
         if not chosen.any():
             parts = ", ".join(self.turns["part"].unique())
             raise SpecdecError(f"no recorded turn is left of the parts {parts}; record more.")
@@ -244,8 +236,10 @@ class Trace:
         distributions = self.acceptance_distributions
         if distributions is not None:
             inside = np.isin(distributions[0], rows)
-            new_rows = np.searchsorted(rows, distributions[0][inside])
-            distributions = new_rows, distributions[1][inside]
+            distributions = (
+                np.searchsorted(rows, distributions[0][inside]),
+                distributions[1][inside],
+            )
 
         def load(column: Column) -> np.ndarray:
             return self.column(*column)[rows]
@@ -268,12 +262,11 @@ class Trace:
 
         def cut(column: Column) -> np.ndarray:
             array = self.column(*column)
-            if column.kind in ("scores", "tokens"):
-                return array[:, : pool_size(depth, column.top_k, column.beam)]
-            if column.kind in ("ranks", "candidates", "family_path"):
-                array = array[:, : depth + 1]
-            elif column.kind == "beams":
-                array = array[:, :depth]
+            pool = pool_size(depth, column.top_k, column.beam)
+            ends = {"scores": pool, "tokens": pool, "beams": depth, "candidates": depth + 1}
+            ends |= {"ranks": depth + 1, "family_path": depth + 1}
+            if column.kind in ends:
+                array = array[:, : ends[column.kind]]
             # copied paths may be longer than the drafted one
             if column.kind == "ranks" and not self.copies:
                 array = array[:, :, : depth + 1]
@@ -306,15 +299,15 @@ def check_recorded(
 ) -> None:
     """Refuse an answer that the recording cannot replay."""
     deepest = trace.depth_of(top_k, beam)
+    why = ""
     if deepest < 0:
         why = f"top_k={top_k} with beam={beam} was not recorded, only {trace.top_ks}"
     elif not 0 <= expansions <= deepest:
         why = f"depth {expansions} was asked for, but such trees were recorded to depth {deepest}"
     elif verify_nodes > trace.most_nodes:
         why = f"{verify_nodes} nodes were asked for, but at most {trace.most_nodes} were recorded"
-    else:
-        return
-    raise SpecdecError(f"{why}; record again with it.")
+    if why:
+        raise SpecdecError(f"{why}; record again with it.")
 
 
 def numbered(turns: pd.DataFrame) -> pd.DataFrame:
@@ -337,7 +330,9 @@ def joined(traces: list[Trace], top_k: int) -> Trace:
     for kind in ("features", "draft_state"):
         if all(getattr(part, kind) is not None for part in parts):
             kept.append(Column(kind))
-    columns = {col: np.concatenate([part.column(*col) for part in parts]) for col in kept}
+    columns = {}
+    for column in kept:
+        columns[column] = np.concatenate([part.column(*column) for part in parts])
     turns = numbered(pd.concat([part.turns for part in parts], ignore_index=True))
     return Trace({**parts[0].header, "family": ()}, turns, columns)
 
@@ -355,12 +350,9 @@ def path_nodes(tokens: np.ndarray, beams: np.ndarray, path: np.ndarray) -> np.nd
 
 def parents(beams: np.ndarray, top_k: int) -> np.ndarray:
     """int64 [1 + C]: the parent of each node of a pool, the root first. beams [expansions, k]."""
-    parts = [np.array([-1]), np.zeros(top_k, np.int64)]
-    start = 1
-    for level, beam in enumerate(beams):
-        parts.append(np.repeat(start + beam.astype(np.int64), top_k))
-        start = 1 + pool_size(level, top_k)
-    return np.concatenate(parts)
+    starts = np.array([1, *(1 + pool_size(level, top_k) for level in range(len(beams)))])
+    nodes = beams.astype(np.int64) + starts[:-1, None]
+    return np.concatenate(([-1], np.repeat([0, *nodes.ravel()], top_k)))
 
 
 def path_ranks(
@@ -408,11 +400,11 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
     if pair is not None and pair not in (header["pair"], header.get("pair_key")):
         raise SpecdecError(f"{folder} is of {header['pair']!r}, not {pair!r}; record that pair.")
     turns = runs.read_table(stored.check_file(header, folder, "turns.parquet", ADVICE))
-    shards = [f"part-{number:05d}.parquet" for number in turns["piece"].unique()]
+    shards = list(map("part-{:05d}.parquet".format, turns["piece"].unique()))
     # 2. how a column is read from its table when it is needed
     tables = {}
     for table, entries in header["columns"].items():
-        tables.update({column_of(entry): table for entry in entries})
+        tables.update(dict.fromkeys(map(column_of, entries), table))
 
     @functools.cache
     def checked_file(name: str) -> Path:
@@ -432,8 +424,7 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
     if (folder / "lengths.parquet").is_file():
         columns = read_columns(checked_file("lengths.parquet"))
         distributions = columns[Column("row")], columns[Column("distribution")]
-    made = open_trace, (str(folder.resolve()),)
-    return Trace(header, turns, {}, load, distributions, made)
+    return Trace(header, turns, {}, load, distributions, (open_trace, (folder.resolve(),)))
 
 
 def recording_folder(folder: Path | str) -> Path:
@@ -446,9 +437,8 @@ def recording_folder(folder: Path | str) -> Path:
     if "folder" in record:
         return runs.placed(record["folder"])
     # a notebook's run names the key of the recording's run
-    for path in runs.home().glob(f"runs/*/*-{record['key'][:12]}/trace.json"):
-        return path.parent
-    return runs.placed(record["key"])
+    files = runs.home().glob(f"runs/*/*-{record['key'][:12]}/trace.json")
+    return next(files, runs.placed(record["key"]) / "trace.json").parent
 
 
 def column_of(stored: Mapping[str, Any]) -> Column:
@@ -458,26 +448,31 @@ def column_of(stored: Mapping[str, Any]) -> Column:
 
 def keyed(columns: Columns) -> dict[Column, np.ndarray]:
     """The same mapping, with a Column for every kind given alone."""
-    return {Column(key) if isinstance(key, str) else key: array for key, array in columns.items()}
+    arrays = {}
+    for key, array in columns.items():
+        arrays[Column(key) if isinstance(key, str) else key] = array
+    return arrays
 
 
 def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Arrays concatenated, padded to the widest: with -inf, or -1 for candidate numbers."""
     if parts[0].ndim != 2:
         return np.concatenate(parts)
-    width = max(part.shape[1] for part in parts)
     absent = -np.inf if parts[0].dtype.kind == "f" else -1
-    stack = np.full((sum(map(len, parts)), width), absent, parts[0].dtype)
-    start = 0
+    width = max(part.shape[1] for part in parts)
+    wide = []
     for part in parts:
-        stack[start : start + len(part), : part.shape[1]] = part
-        start += len(part)
-    return stack
+        missing = width - part.shape[1]
+        wide.append(np.pad(part, ((0, 0), (0, missing)), constant_values=absent))
+    return np.concatenate(wide)
 
 
 def stacked_columns(parts: Sequence[Mapping[Any, np.ndarray]]) -> dict[Any, np.ndarray]:
     """The columns of several parts below each other."""
-    return {column: stacked([part[column] for part in parts]) for column in parts[0]}
+    columns = {}
+    for column in parts[0]:
+        columns[column] = stacked([part[column] for part in parts])
+    return columns
 
 
 def write_columns(path: Path, columns: Columns) -> Path:
@@ -487,14 +482,16 @@ def write_columns(path: Path, columns: Columns) -> Path:
     entries = {}
     floats = []
     for column, array in keyed(columns).items():
+        name = column.name
         values = pa.array(np.ascontiguousarray(array).reshape(-1))
-        width = int(np.prod(array.shape[1:])) if array.ndim > 1 else 0
-        fields[column.name] = pa.FixedSizeListArray.from_arrays(values, width) if width else values
-        shapes[column.name] = list(array.shape[1:])
-        entries[column.name] = column.stored
+        if array.ndim > 1:
+            values = pa.FixedSizeListArray.from_arrays(values, int(np.prod(array.shape[1:])))
+        fields[name] = values
+        shapes[name] = list(array.shape[1:])
+        entries[name] = column.stored
         # split by byte, floats compress better
         if array.dtype in (np.float32, np.float16):
-            floats.append(f"{column.name}.list.element" if width else column.name)
+            floats.append(f"{name}.list.element" if array.ndim > 1 else name)
     facts = runs.canonical({"shapes": shapes, "columns": entries}).encode()
     table = pa.table(fields).replace_schema_metadata({b"specdec": facts})
     packing = dict(compression="zstd", compression_level=6, use_dictionary=False)
@@ -505,9 +502,9 @@ def write_columns(path: Path, columns: Columns) -> Path:
 
 def read_columns(path: Path, columns: Sequence[Column] | None = None) -> dict[Column, np.ndarray]:
     """The columns of `write_columns`'s file; SpecdecError names a missing or damaged file."""
-    names = None if columns is None else [column.name for column in columns]
+    names = [column.name for column in columns or ()]
     try:
-        table = pq.read_table(path, columns=names)
+        table = pq.read_table(path, columns=names or None)
         facts = json.loads(table.schema.metadata[b"specdec"])
     except (OSError, KeyError, TypeError, pa.ArrowException) as error:
         raise unreadable(path, error, "a recording", "delete it and record again") from error

@@ -36,8 +36,7 @@ from specdec.report import explorer_panels as panels
 FOLDER = Path(__file__).parent
 # names of shipped controllers by the beginning of their folder
 CONTROLLERS = {"ltd": "LTD", "radar": "RADAR", "resps": "Re-SpS"}
-# drawing takes interpreter time, which decoding needs too
-REDRAWN_EVERY_S = 0.15
+REDRAWN_EVERY_S = 0.15  # drawing takes interpreter time, which decoding needs too
 # name, kind, label, tip, place in the view ("prompt" or "bar")
 STEPS = [
     ("back", "back", "|◀", "previous cycle (←)", "bar"),
@@ -106,11 +105,10 @@ def shipped_policies(recording: Recording) -> dict[str, Policy]:
 
 
 class Viewer(anywidget.AnyWidget):
-    """A lane in a view, one cycle at a time. Subclasses choose the lane.
+    """A lane in a view, one cycle at a time, which counts from 1. Subclasses choose the lane.
 
-    lane: the cycles, None if there are none to draw. prices: the source of the milliseconds. cycle:
-    counts from 1. page: what to draw. limits: of a trait, lowest and highest. choices: [label,
-    value] each.
+    prices: the source of the milliseconds. page: what to draw. limits: of a trait, lowest and
+    highest. choices: [label, value] each.
     """
 
     _esm = FOLDER / "explorer.js"
@@ -133,12 +131,7 @@ class Viewer(anywidget.AnyWidget):
 
     def react(self, action: Callable[[], None], *names: str) -> None:
         """Call `action` when one of these traits is set, but not by `set_quietly`."""
-
-        def reaction(change) -> None:
-            if not self._quiet:
-                action()
-
-        self.observe(reaction, names)
+        self.observe(lambda _: self._quiet or action(), names)
 
     def set_quietly(self, **traits) -> None:
         self._quiet = True
@@ -177,8 +170,8 @@ class Viewer(anywidget.AnyWidget):
         lane = self.drawn()
         if lane:
             snapshot = lane.cycles[self.cycle - 1]
-            drawings = panels.cycle_panels(lane, self.cycle - 1, self.prices)
-            page |= {name: panels.svg(panel) for name, panel in drawings.items()}
+            for name, panel in panels.cycle_panels(lane, self.cycle - 1, self.prices).items():
+                page[name] = panels.svg(panel)
             counts = f"{len(snapshot.token) - 1} drafted, {sum(snapshot.verified) - 1} verified"
             page["counts"] = f"{lane.name}: {counts}, {snapshot.accepted_tok} accepted"
         self.page = page
@@ -188,8 +181,7 @@ class Viewer(anywidget.AnyWidget):
         lane = self.drawn()
         if not lane:
             raise SpecdecError(self.message or "there is no cycle to draw yet.")
-        drawings = panels.cycle_panels(lane, self.cycle - 1, self.prices)
-        return panels.figure(drawings, title)
+        return panels.figure(panels.cycle_panels(lane, self.cycle - 1, self.prices), title)
 
 
 class Explorer(Viewer):
@@ -211,19 +203,17 @@ class Explorer(Viewer):
         for name, policy in shipped_policies(recording).items():
             self.policies.setdefault(name, policy)
         self.prices = f"Milliseconds are predicted with the costs {recording.costs.name}."
-        # the lane with the sliders' tree in this cycle
-        self._changed: Lane | None = None
+        self._changed: Lane | None = None  # the lane with the sliders' tree in this cycle
         # 1. what can be chosen
-        titles = []
-        suites = recording.trace.turns["suite"]
-        for number, (suite, prompt) in enumerate(zip(suites, recording.prompts, strict=True)):
-            titles.append((f"{number + 1}. {suite}: {' '.join(prompt.split())[:60]}", number))
-        choices = {
-            "turn": titles,
-            "policy": [(name, name) for name in (*self.policies, CLAIRVOYANT)],
-            "top_k": [(str(top_k), top_k) for top_k in recording.top_ks],
-        }
         trace = recording.trace
+        titles = []
+        for number, prompt in enumerate(recording.prompts):
+            words = " ".join(prompt.split())[:60]
+            titles.append((f"{number + 1}. {trace.turns['suite'][number]}: {words}", number))
+        names = (*self.policies, CLAIRVOYANT)
+        widths = recording.top_ks
+        choices = {"turn": titles, "policy": [*zip(names, names, strict=True)]}
+        choices["top_k"] = [*zip(map(str, widths), widths, strict=True)]
         limits = {"total_tokens": (1, trace.most_nodes + 1), "depth": (0, trace.depth)}
         super().__init__(controls=EXPLORING, choices=choices, limits=limits)
         self.react(self.choose, "turn", "policy")
@@ -331,12 +321,9 @@ class Live(Viewer):
         self._prompt = prompt
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        super().__init__(
-            controls=WATCHING,
-            choices={"policy": [(name, name) for name in policies]},
-            words=str(prompt),
-            policy=next(iter(policies)),
-        )
+        choices = {"policy": [*zip(policies, policies, strict=True)]}
+        start = dict(words=str(prompt), policy=next(iter(policies)))
+        super().__init__(controls=WATCHING, choices=choices, **start)
         self.on_msg(self._clicked)
         self.prices = f"Milliseconds are measured here, on {machine.hardware()['cpu']}."
         self._say("Press start: the text and the tree of each cycle appear here.")
@@ -360,8 +347,8 @@ class Live(Viewer):
         # in a thread, so that the kernel can hear the stop button
         self._stop.clear()
         self.running = True
-        work = (engine, Watched(policy))
-        self._thread = threading.Thread(target=self._decode, args=work, daemon=True)
+        work = functools.partial(self._decode, engine, Watched(policy))
+        self._thread = threading.Thread(target=work, daemon=True)
         self._thread.start()
         return self
 
@@ -408,7 +395,7 @@ class Live(Viewer):
         steps = turn(engine, watched)
         for tokens in steps:
             position = len(lane.tokens) - 1
-            words = [text(token) for token in tokens]
+            words = list(map(text, tokens))
             lane.tokens += words
             if self.result.rows:
                 row = self.result.rows[-1]

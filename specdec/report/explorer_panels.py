@@ -19,8 +19,7 @@ from html import escape
 from specdec.replays.snapshots import PARTS, Asked, Lane, Snapshot
 from specdec.report.figures import RULES
 
-# pixels; a narrower page shows them smaller
-WIDTH = 1080
+WIDTH = 1080  # pixels; a narrower page shows them smaller
 ANSWERS_WIDTH = 350
 PAPER = "#ffffff"
 INK = "#1a1a1a"
@@ -28,18 +27,15 @@ FAINT = "#767676"
 LINE = "#b5b5b5"
 ACCEPTED = "#00664b"
 BONUS = "#f2a93b"
+WRITTEN = "#d3e8e0"  # of a token of an earlier cycle
 # light, black, dark, white
 SHADES = {"draft": "#a6cbe6", "policy": "#1a1a1a", "verify": "#0b5c94", "rest": "#ffffff"}
-# of a token of an earlier cycle
-WRITTEN = "#d3e8e0"
 FONT = "DejaVu Sans Mono, Menlo, Consolas, monospace"
-# width of a character of that font, in its size
-ADVANCE = 0.602
-# height of a node, distance of rows and of columns, in pixels
+ADVANCE = 0.602  # width of a character of that font, in its size
+# height of a node, distance of rows, of columns and of the bars of answers, in pixels
 BOX = 18
 PITCH = 23
 GAP = 24
-# distance of the bars of answers
 BAR = 13
 PIXELS_PER_INCH = 96
 SHOWN_CHARACTERS = 11
@@ -75,22 +71,23 @@ class Panel:
     height: float = 0
     shapes: list[dict] = field(default_factory=list)
 
+    def add(self, data: dict, **shape) -> None:
+        """Attributes with _ for - ."""
+        for name, value in data.items():
+            shape[f"data-{name}"] = value
+        self.shapes.append({name.replace("_", "-"): value for name, value in shape.items()})
+
     def rect(self, x, y, width, height, fill=PAPER, stroke="none", weight=1, **data) -> None:
-        shape = dict(shape="rect", x=x, y=y, width=width, height=height, fill=fill, stroke=stroke)
-        shape["stroke-width"] = weight
-        self.shapes.append(shape | {f"data-{name}": value for name, value in data.items()})
+        place = dict(x=x, y=y, width=width, height=height)
+        self.add(data, shape="rect", **place, fill=fill, stroke=stroke, stroke_width=weight)
 
     def line(self, x1, y1, x2, y2, stroke=LINE, weight=1) -> None:
-        shape = dict(shape="line", x1=x1, y1=y1, x2=x2, y2=y2, stroke=stroke)
-        self.shapes.append({**shape, "stroke-width": weight})
+        self.add({}, shape="line", x1=x1, y1=y1, x2=x2, y2=y2, stroke=stroke, stroke_width=weight)
 
     def text(self, x, y, words: str, size=11, fill=INK, bold=False, **data) -> None:
         """y: of the baseline."""
-        shape = dict(shape="text", x=x, y=y, words=printable(words), fill=fill)
-        shape["font-size"] = size
-        if bold:
-            shape["font-weight"] = "bold"
-        self.shapes.append(shape | {f"data-{name}": value for name, value in data.items()})
+        look = dict(fill=fill, font_size=size, font_weight="bold" if bold else "normal")
+        self.add(data, shape="text", x=x, y=y, words=printable(words), **look)
 
     def lines(self, x, y, words: str, width: float, fill=INK, size=10) -> float:
         """Words wrapped into lines; returns where the next line begins."""
@@ -103,10 +100,8 @@ class Panel:
         """Draw another panel at this place, and grow as far as it reaches."""
         for shape in panel.shapes:
             moved = dict(shape)
-            for name in moved.keys() & {"x", "x1", "x2"}:
-                moved[name] += x
-            for name in moved.keys() & {"y", "y1", "y2"}:
-                moved[name] += y
+            for name in moved.keys() & {"x", "x1", "x2", "y", "y1", "y2"}:
+                moved[name] += x if name.startswith("x") else y
             self.shapes.append(moved)
         self.width = max(self.width, x + panel.width)
         self.height = max(self.height, y + panel.height)
@@ -130,16 +125,16 @@ def wide(words: str, size: float = 11) -> float:
 
 def printable(text: str) -> str:
     """`text` with control characters, which XML forbids, replaced by a dot."""
-    forbidden = {char for char in text if unicodedata.category(char) in ("Cc", "Cs", "Cn")}
-    return text.translate({ord(char): "·" for char in forbidden})
+    for character in set(text):
+        if unicodedata.category(character) in ("Cc", "Cs", "Cn"):
+            text = text.replace(character, "·")
+    return text
 
 
 def readable(token: str) -> str:
     """A token's text with visible white space and limited length."""
     text = printable(token.translate(VISIBLE)) or "∅"
-    if len(text) > SHOWN_CHARACTERS:
-        text = text[: SHOWN_CHARACTERS - 1] + "…"
-    return text
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
 
 
 # 1. the text
@@ -150,11 +145,10 @@ def text_panel(lane: Lane, number: int) -> Panel:
     drawn = lane.cycles[number]
     new = ["accepted"] * drawn.accepted_tok + ["bonus"]
     kinds = ["written"] * drawn.position + ["root", *new[: drawn.kept_tok]]
-    kinds += ["ahead"] * (len(lane.tokens) - len(kinds))
     panel = Panel(WIDTH)
     x = 4.0
     y = 16.0
-    for token, kind in zip(lane.tokens, kinds, strict=True):
+    for token, kind in itertools.zip_longest(lane.tokens, kinds, fillvalue="ahead"):
         words = printable(token.replace("\n", "⏎").replace("\t", "⇥"))
         reach = wide(words, 12) + 4
         # in the next line if it does not fit
@@ -202,15 +196,17 @@ def tree_panel(snapshot: Snapshot) -> Panel:
     columns = [0.0] * (max(depth) + 1)
     for box, level in zip(boxes, depth, strict=True):
         columns[level] = max(columns[level], box.width)
-    begin = [6 + sum(columns[:level]) + GAP * level for level in range(len(columns))]
+    begin = list(itertools.accumulate([6, *columns], lambda x, width: x + width + GAP))
     middle = [8 + place * PITCH + BOX / 2 for place in row]
-    panel = Panel(begin[-1] + columns[-1] + 8, (max(row) + 1) * PITCH + 10)
+    panel = Panel(begin[-1] - GAP + 8, (max(row) + 1) * PITCH + 10)
     # 2. lines below the boxes
     for number, box in enumerate(boxes[1:], start=1):
         end = begin[depth[box.parent]] + boxes[box.parent].width
-        stroke, weight = (ACCEPTED, 3) if box.kind in ("accepted", "bonus") else (LINE, 1)
         line = (end, middle[box.parent], begin[depth[number]], middle[number])
-        panel.line(*line, stroke, weight)
+        if box.kind in ("accepted", "bonus"):
+            panel.line(*line, ACCEPTED, 3)
+        else:
+            panel.line(*line)
     # 3. the boxes with their words and numbers
     for box, level, y in zip(boxes, depth, middle, strict=True):
         x = begin[level]
@@ -247,15 +243,6 @@ def tree_boxes(snapshot: Snapshot) -> list[Box]:
     return boxes
 
 
-def tree_words(snapshot: Snapshot) -> str:
-    """The size of a cycle's tree in words: nodes are drafted tokens, excluding the root."""
-    total_tokens, depth, top_k = snapshot.tree
-    if not top_k:
-        return "nothing drafted"
-    nodes = f"{total_tokens - 1} of {len(snapshot.token) - 1} nodes"
-    return f"root + {nodes}, depth {depth} (paths of {depth + 1}), k {top_k}"
-
-
 def places(parents: Sequence[int]) -> tuple[list[int], list[float]]:
     """(depth, row) of every node; parents come before their children.
 
@@ -290,8 +277,12 @@ def answers_panel(name: str, snapshot: Snapshot) -> Panel:
     width = ANSWERS_WIDTH
     panel = Panel(width)
     panel.text(4, 14, name, 12, bold=True)
-    tree = " / ".join(map(str, snapshot.tree))
-    y = panel.lines(4, 28, f"tree {tree}: {tree_words(snapshot)}", width, FAINT) + 4
+    total_tokens, depth, top_k = snapshot.tree
+    words = f"tree {total_tokens} / {depth} / {top_k}: root + {total_tokens - 1} of "
+    words += f"{len(snapshot.token) - 1} nodes, depth {depth} (paths of {depth + 1}), k {top_k}"
+    if not top_k:
+        words = "nothing drafted"
+    y = panel.lines(4, 28, words, width, FAINT) + 4
     # each forecast of the stop replaces the one before it
     forecasts = [asked for asked in snapshot.asked if asked.unit == "value"]
     for asked in snapshot.asked:
@@ -304,8 +295,10 @@ def answers_panel(name: str, snapshot: Snapshot) -> Panel:
 def _answer(panel: Panel, asked: Asked, y: float) -> float:
     """One question with its bars; returns where the next begins."""
     # 1. the question and the answer
-    when = f" after call {asked.expansions + 1}" if asked.kind == "extend" else ""
-    y = panel.lines(4, y, f"{asked.kind.upper()}{when}: {asked.answer}", panel.width)
+    words = f"{asked.kind.upper()}: {asked.answer}"
+    if asked.kind == "extend":
+        words = f"EXTEND after call {asked.expansions + 1}: {asked.answer}"
+    y = panel.lines(4, y, words, panel.width)
     if asked.labels:
         y = panel.lines(4, y, UNITS[asked.unit], panel.width, FAINT)
     # 2. bars from 0 to 1, or from the lowest value to the highest
@@ -348,11 +341,9 @@ def time_panel(lane: Lane, number: int, prices: str = "") -> Panel:
     scale = (width - 8 - middle) / lane.elapsed_ms(len(lane.cycles) - 1)
     for index, cycle in enumerate(lane.cycles):
         tip = f"cycle {index + 1}: {cycle.kept_tok} tokens in {cycle.total_ms:.1f} ms"
-        look = (PAPER, INK, 0.5)
-        if index < number:
-            look = (WRITTEN, INK, 0.5)
-        elif index == number:
-            look = (BONUS, INK, 1.6)
+        look = (BONUS, INK, 1.6)
+        if index != number:
+            look = (WRITTEN if index < number else PAPER, INK, 0.5)
         panel.rect(x, y, cycle.total_ms * scale, 12, *look, tip=tip, kind="cycle", node=index)
         x += cycle.total_ms * scale
     # 3. the legend
@@ -372,8 +363,9 @@ def facts_of(lane: Lane, number: int) -> str:
     cycle = lane.cycles[number]
     facts = f"{lane.name}, cycle {number + 1}/{len(lane.cycles)}: {cycle.accepted_tok} accepted in "
     facts += f"{cycle.total_ms:.1f} ms · {lane.tokens_per_s(number):.1f} tokens/s so far"
-    speedup = lane.speedup(number)
-    return facts if speedup is None else f"{facts}, {speedup:.2f} x plain"
+    if lane.plain_ms:
+        facts += f", {lane.speedup(number):.2f} x plain"
+    return facts
 
 
 # 5. drawing
@@ -381,10 +373,9 @@ def facts_of(lane: Lane, number: int) -> str:
 
 def svg(panel: Panel) -> str:
     """The panel as an SVG element for a page."""
-    width = f"{panel.width:.0f}"
-    height = f"{panel.height:.0f}"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" font-family="{FONT}" width="{width}" '
-    head += f'height="{height}" viewBox="0 0 {width} {height}">'
+    size = f'width="{panel.width:.0f}" height="{panel.height:.0f}"'
+    box = f"0 0 {panel.width:.0f} {panel.height:.0f}"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" font-family="{FONT}" {size} viewBox="{box}">'
     return head + "".join(map(_element, panel.shapes)) + "</svg>"
 
 
@@ -413,11 +404,11 @@ def figure(panels: dict[str, Panel], title: str = ""):
     for name in ("text", "time", "tree"):
         top = sheet.height + 8
         sheet.put(panels[name], 0, top)
-    beside = sheet.width - panels["answers"].width
-    if panels["tree"].width + 12 <= beside:
-        sheet.put(panels["answers"], beside, top)
-    else:
-        sheet.put(panels["answers"], 0, sheet.height + 8)
+    # the answers beside the tree if they fit
+    x = sheet.width - panels["answers"].width
+    if panels["tree"].width + 12 > x:
+        x, top = 0, sheet.height + 8
+    sheet.put(panels["answers"], x, top)
     # 2. its shapes, one pixel at PIXELS_PER_INCH
     with matplotlib.rc_context(RULES):
         picture = Figure(figsize=(sheet.width / PIXELS_PER_INCH, sheet.height / PIXELS_PER_INCH))
@@ -435,7 +426,7 @@ def _draw(axes, shape: dict) -> None:
 
     if shape["shape"] == "text":
         look = dict(fontsize=0.75 * shape["font-size"], color=shape["fill"], va="baseline")
-        look |= dict(family="DejaVu Sans Mono", weight=shape.get("font-weight", "normal"))
+        look |= dict(family="DejaVu Sans Mono", weight=shape["font-weight"])
         axes.text(shape["x"], shape["y"], shape["words"], parse_math=False, **look)
         return
     weight = 0.75 * shape["stroke-width"]

@@ -7,7 +7,7 @@ from fakes.killed import killed_at
 from fakes.pairs import bigram_pair, random_pair
 from fakes.traces import RandomRecorded, round_costs, synthetic_trace
 
-from specdec.core.decode import decode
+from specdec.core.decode import autoregress, decode
 from specdec.core.engine import LiveEngine
 from specdec.core.policy import RandomPolicy, Static
 from specdec.core.protocols import finish
@@ -18,7 +18,7 @@ from specdec.models.eagle_drafter import BatchedDrafter
 from specdec.policies import ltd
 from specdec.replays import record as record_module
 from specdec.replays.oracle import clairvoyant
-from specdec.replays.record import SequentialDrafter, record
+from specdec.replays.record import grown_singly, record
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import fastest, static_grid, tree_of
 
@@ -217,7 +217,7 @@ def test_the_batched_forest_equals_the_session():
         features = target.forward(tokens, target.new_cache(len(tokens))).features
         contexts = torch.arange(3, len(tokens) - 1)
         fast = BatchedDrafter(pair.drafter, tokens, features, 5).grow(contexts, 4, 5, 9)
-        slow = SequentialDrafter(pair.drafter, tokens, features).grow(contexts, 4, 5, 9)
+        slow = grown_singly(pair.drafter, tokens, features, contexts, 4, 5, 9)
     assert torch.equal(fast.tokens, slow.tokens) and torch.equal(fast.beams, slow.beams)
     assert torch.equal(fast.root_tokens, slow.root_tokens)
     torch.testing.assert_close(fast.scores, slow.scores, atol=2e-5, rtol=1e-5)
@@ -242,6 +242,24 @@ def test_a_killed_recording_continues(monkeypatch):
     columns = [("ranks", 5), ("scores", 5), ("features",), ("draft_state",), ("root_rank",)]
     for column in columns:
         np.testing.assert_array_equal(whole.column(*column), again.column(*column))
+
+
+def test_every_prompt_and_every_equal_one_is_a_draw_of_its_own():
+    pair = random_pair()
+    pair.stop_tokens = frozenset()
+    prompts = [[1, 2 + number % 20, 3] for number in range(24)]
+    hot = dict(depth=1, top_ks=(2,), trees=(), temperature=3.0, max_new_tokens=8)
+    trace = recorded(pair, prompts, **hot)
+    ids = np.stack(trace.turns["ids"])[:, 3:]
+    # 1. no token is common to the prompts, as with noise of one seed
+    assert max(np.bincount(tokens).max() for tokens in ids.T) <= 12
+    # 2. equal prompts differ; each is that visit of live decoding, and goes on beyond its end
+    for number in (0, 20):
+        settings = dict(temperature=3.0, visit=number // 20, stop_tokens=())
+        live = autoregress(pair, prompts[number], 9, **settings).tokens
+        assert ids[number].tolist() == live[:8]
+        assert trace.text[7 * number + 6].tolist() == live[6:9]
+    assert ids[0].tolist() != ids[20].tolist()
 
 
 def test_exact_lengths_of_the_recording():
