@@ -53,9 +53,11 @@ def identity(count: int, device: torch.device | str) -> Tensor:
 
 def additive(seen: Tensor, dtype: torch.dtype, hidden: float = float("-inf")) -> Tensor:
     """An attention mask of the shape of bool `seen`: 0 where seen, `hidden` elsewhere."""
-    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, hidden)
+    return seen.new_full(seen.shape, hidden, dtype=dtype).masked_fill_(seen, 0.0)
 
 
+@functools.cache  # every level of every tree adds one
+@torch.inference_mode(False)
 def apart(count: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """A mask [count, count] in which every row sees only itself: 0 on the diagonal, else -inf."""
     return additive(identity(count, device), dtype)
