@@ -90,13 +90,13 @@ class CostModel:
     def __post_init__(self) -> None:
         check_name("kind of cost model", self.kind, KINDS)
         for grid, tables in GRIDS.items():
-            for name in (grid, *tables):
-                object.__setattr__(self, name, tuple(np.asarray(getattr(self, name)).tolist()))
-            points = getattr(self, grid)
+            points = np.asarray(getattr(self, grid), dtype=int)
+            object.__setattr__(self, grid, tuple(points.tolist()))
             _require((np.diff(points) > 0).all(), f"{grid} must be ascending")
             for name in tables:
-                values = np.array(getattr(self, name))
-                fits = len(values) == len(points) and (values >= 0).all()
+                values = np.asarray(getattr(self, name), dtype=float)
+                object.__setattr__(self, name, tuple(values.tolist()))
+                fits = values.shape == points.shape and (values >= 0).all()
                 _require(fits, f"{name} holds a time of at least 0 ms per grid point of {grid}")
         _require(self.widths[0] >= 1 and self.nodes[0] == 0, "widths start at 1, nodes at 0")
         rises = (np.diff([self.verify, self.verify_per_tok]) >= 0).all()
@@ -126,14 +126,9 @@ class CostModel:
         return base + slope * np.asarray(context_tok)
 
     def draft_ms(
-        self,
-        top_k: Numbers,
-        expansions: Numbers,
-        context_tok: Numbers,
-        beam: tuple[int, ...] = (),
-        rows: Numbers | None = None,
+        self, top_k: Numbers, expansions: Numbers, context_tok: Numbers, beam: tuple[int, ...] = ()
     ) -> np.ndarray:
-        """The root pass and the expansions, each of `rows` nodes; nothing for top_k = 0."""
+        """The root pass and the expansions; nothing for top_k = 0, a plain step."""
         self._flag("expansions", expansions)
         expansions = np.asarray(expansions)
         if beam:
@@ -141,7 +136,7 @@ class CostModel:
             summed_per_tok = np.cumsum(per_tok)[expansions]
             return np.cumsum(base)[expansions] + summed_per_tok * np.asarray(context_tok)
         width = np.maximum(top_k, self.widths[0])
-        levels_ms = expansions * self.expand_ms(width, context_tok, rows)
+        levels_ms = expansions * self.expand_ms(width, context_tok)
         levels_ms = levels_ms + (expansions > 0) * self.first_ms
         return (np.asarray(top_k) > 0) * (self.root_ms(width, context_tok) + levels_ms)
 
@@ -166,7 +161,11 @@ class CostModel:
         rows: Numbers | None = None,
     ) -> np.ndarray:
         """A whole cycle without questions. rows: nodes of each expansion, default top_k."""
-        drafting = self.draft_ms(top_k, expansions, context_tok, rows=rows)
+        drafting = self.draft_ms(top_k, expansions, context_tok)
+        if rows is not None:
+            top_k = np.maximum(top_k, self.widths[0])
+            narrower = self.expand_ms(top_k, context_tok, rows) - self.expand_ms(top_k, context_tok)
+            drafting = drafting + np.asarray(expansions) * narrower
         return drafting + self.verify_ms(verify_nodes, context_tok) + self.rest_ms
 
     def step_ms(self, context_tok: Numbers) -> np.ndarray:
@@ -234,8 +233,9 @@ class CostModel:
     def _by_nodes(self, verify_nodes: Numbers) -> tuple[np.ndarray, np.ndarray]:
         """(ms at context 0, ms per context token)."""
         self._flag("verify_nodes", verify_nodes)
-        base = _continued(verify_nodes, self.nodes, self.verify)
-        return base, _continued(verify_nodes, self.nodes, self.verify_per_tok)
+        nodes = np.asarray(verify_nodes, dtype=float)
+        base = _continued(nodes, self.nodes, self.verify)
+        return base, _continued(nodes, self.nodes, self.verify_per_tok)
 
     @property
     def uncertainty_frac(self) -> float:
@@ -275,11 +275,10 @@ class CostModel:
         """The model that `save` wrote. SpecdecError for a missing, damaged or foreign file."""
         record = runs.read_json(Path(path))
         advice = f"write a cost model of schema {SCHEMA} with calibrate(pair).save(path)"
-        heading = {"schema": SCHEMA, "class": "CostModel"}
-        if not isinstance(record, dict) or not heading.items() <= record.items():
+        is_model = isinstance(record, dict) and record.pop("class", None) == "CostModel"
+        if not is_model or record.pop("schema", None) != SCHEMA:
             raise SpecdecError(f"{path} holds no cost model of schema {SCHEMA}; {advice}.")
-        fields = {name: value for name, value in record.items() if name not in heading}
-        return checked(cls, fields, path, advice)
+        return checked(cls, record, path, advice)
 
 
 def _require(condition: bool, rule: str) -> None:
@@ -292,10 +291,10 @@ def _warn_once(message: str) -> None:
     warn(message)
 
 
-def _continued(at: Numbers, grid: tuple[int, ...], table: tuple[float, ...]) -> np.ndarray:
+def _continued(at: np.ndarray, grid: tuple[int, ...], table: tuple[float, ...]) -> np.ndarray:
     """Linear between grid points, the last segment continued."""
     value = np.interp(at, grid, table)
     if len(grid) > 1:
         slope = (table[-1] - table[-2]) / (grid[-1] - grid[-2])
-        value = value + slope * np.maximum(np.asarray(at) - grid[-1], 0)
+        value = value + slope * np.maximum(at - grid[-1], 0)
     return value
