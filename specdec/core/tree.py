@@ -72,8 +72,6 @@ class DraftTree:
     levels: the deepest depth of any node, known on the host.
 
     >>> tree = DraftTree.from_arrays(token=[7, 3, 4, 5], parent=[-1, 0, 0, 1])
-    >>> tree.paths().tolist()
-    [[0, 2, -1], [0, 1, 3]]
     >>> tree.ancestors[3].int().tolist()
     [1, 1, 0, 1]
     """
@@ -106,12 +104,6 @@ class DraftTree:
             table.scatter_(1, self.depth[node, None], node[:, None])
             node = self.parent[node].clamp(min=0)
         return table
-
-    def paths(self) -> Tensor:
-        """int64 [leaves, deepest + 1]: a row per leaf in node order, root first, padded with -1."""
-        leaf = torch.ones_like(self.token, dtype=torch.bool)
-        leaf[self.parent[1:]] = False
-        return self.lineage()[leaf, : int(self.depth.max()) + 1]
 
     def select(self, keep: Tensor) -> DraftTree:
         """The tree of the nodes `keep`, int64 [K], ascending, root first, with their parents."""

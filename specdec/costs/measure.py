@@ -2,7 +2,7 @@
 that also decodes.
 
 A job is a few measurements at one setting. Jobs run in random order, so that a slow phase of the
-machine affects all settings alike. `calibrate` fits a cost model to the rows.
+machine affects all settings alike.
 """
 
 from __future__ import annotations

@@ -51,8 +51,9 @@ def passes(check: dict, text: str) -> bool:
 
     Numbers: the one after the last `Answer:`, `####` or `boxed`, else the last number. `exact`
     ignores spacing; `contains` looks for whole words in any case; `letter` takes the first A to D
-    that stands alone. Code runs with limits on time, memory, files and processes. It is no sandbox: compiled code is not watched, files may be read that this
-    user may read, and root's limits on processes do not hold.
+    that stands alone. Code runs with limits on time, memory, files and processes. It is no sandbox:
+    compiled code is not watched, files may be read that this user may read, and root's limits on
+    processes do not hold.
 
     >>> passes({"kind": "number", "value": "42"}, "40 + 2 = 42, so the answer is 42.")
     True
