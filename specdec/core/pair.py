@@ -161,20 +161,13 @@ def _integers(prompt: Any) -> list[int]:
 
 
 def html(generation: Any) -> str:
-    """A `records.Generation` as HTML: accepted drafts marked, speed and times."""
+    """A `records.Generation` as HTML: accepted drafts marked, and its speed."""
     words = ""
     for piece, kind in pieces(generation):
         words += f'<span class="{kind}" style="{LOOKS[kind]}">{escape(piece)}</span>'
-    facts = f"{generation.new_tok} tokens"
+    facts = f"{generation.new_tok} tokens · {generation.tokens_per_s:.1f} tokens/s"
     if generation.rows:
-        accepted = sum(min(row.accepted_tok, row.kept_tok) for row in generation.rows)
-        facts += f", {accepted} of them drafted (green) · tau {generation.tau:.2f} tokens per cycle"
-    if generation.total_ms:
-        facts += f" · {generation.tokens_per_s:.1f} tokens/s"
-    for part in ("draft", "policy", "verify"):
-        spent_ms = sum(getattr(row, f"{part}_ms") for row in generation.rows)
-        if spent_ms:
-            facts += f", {part} {spent_ms:.0f} ms"
+        facts += f" · tau {generation.tau:.2f} tokens per cycle (drafts are green)"
     return (
         f'<div style="font-size: 13px"><div style="white-space: pre-wrap">{words}</div>'
         f'<div style="font-size: 11px; opacity: 0.8">{facts}</div></div>'

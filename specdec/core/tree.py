@@ -53,9 +53,11 @@ def identity(count: int, device: torch.device | str) -> Tensor:
 
 def additive(seen: Tensor, dtype: torch.dtype, hidden: float = float("-inf")) -> Tensor:
     """An attention mask of the shape of bool `seen`: 0 where seen, `hidden` elsewhere."""
-    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, hidden)
+    return seen.new_full(seen.shape, hidden, dtype=dtype).masked_fill_(seen, 0.0)
 
 
+@functools.cache  # every level of every tree adds one
+@torch.inference_mode(False)
 def apart(count: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """A mask [count, count] in which every row sees only itself: 0 on the diagonal, else -inf."""
     return additive(identity(count, device), dtype)
@@ -70,8 +72,6 @@ class DraftTree:
     levels: the deepest depth of any node, known on the host.
 
     >>> tree = DraftTree.from_arrays(token=[7, 3, 4, 5], parent=[-1, 0, 0, 1])
-    >>> tree.paths().tolist()
-    [[0, 2, -1], [0, 1, 3]]
     >>> tree.ancestors[3].int().tolist()
     [1, 1, 0, 1]
     """
@@ -104,12 +104,6 @@ class DraftTree:
             table.scatter_(1, self.depth[node, None], node[:, None])
             node = self.parent[node].clamp(min=0)
         return table
-
-    def paths(self) -> Tensor:
-        """int64 [leaves, deepest + 1]: a row per leaf in node order, root first, padded with -1."""
-        leaf = torch.ones_like(self.token, dtype=torch.bool)
-        leaf[self.parent[1:]] = False
-        return self.lineage()[leaf, : int(self.depth.max()) + 1]
 
     def select(self, keep: Tensor) -> DraftTree:
         """The tree of the nodes `keep`, int64 [K], ascending, root first, with their parents."""

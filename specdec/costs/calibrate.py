@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 import scipy
 import torch
-from tqdm.auto import tqdm
 
 from specdec import machine, runs
 from specdec.core.cycle import run_cycle
@@ -46,9 +45,8 @@ def calibrate(pair: Pair, config: CalibrateConfig | None = None, **settings: Any
     >>> warnings.simplefilter("ignore")  # so short a calibration is not exact
     >>> pair = specdec.load_pair("tiny", dtype="float32")
     >>> few = dict(top_ks=(1, 2), nodes=(0, 2, 4), depth=3, contexts=(10, 60))
-    >>> costs = calibrate(pair, seconds=0.2, progress=False, **few)
-    >>> bool(costs.cycle_ms(top_k=2, expansions=2, verify_nodes=4, context_tok=50) > 0)
-    True
+    >>> calibrate(pair, seconds=0.2, progress=False, **few).kind
+    'calibrated'
     """
     return Calibration(pair, config, **settings).model()
 
@@ -75,6 +73,8 @@ class Calibration(Measurements):
         facts = machine.speed_facts()
         counter = "processor time" if config.cpu_time else "wall clock"
         count = f"calibrated on {len(timings.cycles)} cycles"
+        ranges = {"verify_nodes": (0, config.nodes[-1]), "expansions": (0, config.depth)}
+        ranges["top_k"] = (config.top_ks[0], config.top_ks[-1])
         model = fit(
             timings,
             name=f"{config.name or f'{self.pair.name}-{dtype}'}@{machine.short_name(facts)}",
@@ -82,19 +82,13 @@ class Calibration(Measurements):
             pair=self.pair.name,
             dtype=dtype,
             machine=facts,
-            ranges={
-                "verify_nodes": (0, config.nodes[-1]),
-                "expansions": (0, config.depth),
-                "top_k": (config.top_ks[0], config.top_ks[-1]),
-            },
+            ranges=ranges,
         )
         # 2. its errors
         cycle_frac = model.errors["cycle_median_frac"]
         total_frac = model.errors["total_frac"]
-        off = f"cycle_median_frac {cycle_frac:.1%}, total_frac {total_frac:.1%}"
-        if config.progress:
-            tqdm.write(f"{model.name}: {off}")
         if cycle_frac > 0.10 or abs(total_frac) > 0.05:
+            off = f"cycle_median_frac {cycle_frac:.1%}, total_frac {total_frac:.1%}"
             why = f"{model.name} is off by more than 10 % and 5 % ({off})"
             warn(f"{why}: give it more seconds, a quiet machine or cpu_time=True.")
         return model
@@ -119,8 +113,8 @@ def measured_answer_ms(pair: Pair, policy: Policy, costs: CostModel) -> float:
                     spent.append((row.policy_ms / row.questions, row.policy_ms, row.questions))
     if not spent:
         return 0.0
-    usual = np.array(sorted(spent)[: max(1, len(spent) - len(spent) // 20)])
-    return max(0.0, float(usual[:, 1].sum() / usual[:, 2].sum()) - costs.question_ms)
+    _, policy_ms, questions = np.array(sorted(spent)[: len(spent) - len(spent) // 20]).T
+    return max(0.0, float(policy_ms.sum() / questions.sum()) - costs.question_ms)
 
 
 def _checked(pair: Pair, config: CalibrateConfig) -> CalibrateConfig:
@@ -128,8 +122,7 @@ def _checked(pair: Pair, config: CalibrateConfig) -> CalibrateConfig:
     # 1. what can be timed
     if pair.drafter is None or not pair.drafter.forwards:
         raise SpecdecError("calibrate needs a pair whose drafter has forwards to time.")
-    if not check_number("seconds", config.seconds) > 0:
-        raise SpecdecError(f"seconds must be above 0, got {config.seconds!r}.")
+    check_number("seconds", config.seconds, low=1e-3)
     # 2. contexts that leave room for a turn
     longest = min(900, (pair.target.position_limit or 4096) - GROWTH_TOK - 2 * config.depth - 2)
     usual = [max(8, part) for part in (longest // 12, longest // 2, longest)]
@@ -142,7 +135,7 @@ def _checked(pair: Pair, config: CalibrateConfig) -> CalibrateConfig:
     if top_ks[0] < 1 or top_ks[-1] > vocabulary:
         raise SpecdecError(f"top_ks must lie between 1 and {vocabulary}, got {top_ks!r}.")
     most = pool_size(config.depth, top_ks[-1])
-    nodes = tuple(count for count in sorted(config.nodes) if count <= most)
+    nodes = tuple(count for count in sorted(set(config.nodes)) if count <= most)
     if len(nodes) < 2 or nodes[0] != 0 or config.depth < 3:
         raise SpecdecError("give a depth of at least 3, and nodes from 0 to what trees offer.")
     return dataclasses.replace(config, contexts=contexts, top_ks=top_ks, nodes=nodes)
@@ -162,72 +155,69 @@ def _prompts(pair: Pair, seed: int) -> list[list[int]]:
 
 def fit(timings: Timings, **facts: Any) -> CostModel:
     """The calibrated CostModel of `timings`, with its errors. facts: name, pair, machine, ..."""
-    # 1. drafting: the root pass, and the expansions after the first
+    # 1. the tables: drafting, verification with the choice of nodes, and plain steps
     cycles = pd.DataFrame(timings.cycles)
-    fitted = cycles[~cycles["held"] & cycles["settled"]]
+    fitted = cycles[~cycles["held"] & cycles["settled"]].assign(children=0)
     later = fitted.dropna(subset="expand_ms").assign(children=fitted["rows"] * fitted["top_k"])
-    widths, expand, expand_per_tok, per_child = by_setting(later, "rows", "expand_ms", "children")
+    steps = pd.DataFrame(timings.steps).assign(rows=0, children=0)
+    widths, expand, expand_per_tok, per_child = by_setting(later, "rows", "expand_ms")
     rooted = fitted.dropna(subset="root_ms")
     root_widths, root, root_per_tok, _ = by_setting(rooted, "top_k", "root_ms")
     assert np.array_equal(widths, root_widths), "every width was measured both ways"
-    # 2. verification, with the choice of nodes, and plain steps
     nodes, verify, verify_per_tok, _ = by_setting(fitted, "verify_nodes", "verify_ms")
-    _, step, step_per_tok, _ = by_setting(pd.DataFrame(timings.steps).assign(rows=0), "rows", "ms")
+    _, step, step_per_tok, _ = by_setting(steps, "rows", "ms")
+    tables = (root, root_per_tok, expand, expand_per_tok, verify, verify_per_tok)
     model = CostModel(
         kind="calibrated",
         widths=widths,
-        root=root,
-        root_per_tok=root_per_tok,
-        expand=expand,
-        expand_per_tok=expand_per_tok,
-        candidate_ms=per_child,
         nodes=nodes,
-        verify=verify,
-        verify_per_tok=verify_per_tok,
+        candidate_ms=per_child,
         rest_ms=typical(fitted["rest_ms"]),
         question_ms=float(np.median(timings.questions)),
         step=float(step[0]),
         step_per_tok=float(step_per_tok[0]),
+        **dict(zip(TABLES, tables, strict=True)),
         **facts,
     )
-    # 3. what a cycle's first expansion takes longer
+    # 2. what a cycle's first expansion takes longer
     usual_ms = model.expand_ms(fitted["top_k"], fitted["context_tok"], fitted["rows"])
     first_ms = max(0.0, typical(fitted["first_ms"] - usual_ms))
     model = dataclasses.replace(model, first_ms=first_ms)
-    # 4. all parts of a cycle scaled alike, so that the sum over cycles is exact
+    # 3. all parts of a cycle scaled alike, so that the sum over cycles is exact
     predicted = model.cycle_ms(*(fitted[name].to_numpy() for name in SHAPE))
     total_ms = fitted["total_ms"].to_numpy()
     ratio = total_ms / predicted
     near = _near(ratio - np.median(ratio))
-    level = float(total_ms[near].sum() / predicted[near].sum())
-    scaled: dict[str, Any] = {name: level * np.array(getattr(model, name)) for name in TABLES}
-    for name in ("candidate_ms", "first_ms", "rest_ms"):
-        scaled[name] = level * getattr(model, name)
-    model = _with_turns(dataclasses.replace(model, **scaled), timings, cycles)
+    level = total_ms[near].sum() / predicted[near].sum()
+    parts = (*TABLES, "candidate_ms", "first_ms", "rest_ms")
+    scaled: dict[str, Any] = {}
+    for name in parts:
+        scaled[name] = (level * np.array(getattr(model, name))).tolist()
+    # 4. prefills, and the errors on what was held out
+    model = dataclasses.replace(model, **scaled)
+    model = dataclasses.replace(model, **_turns(model, timings.turns, cycles[cycles["first"]]))
     return dataclasses.replace(model, errors=errors(model, timings))
 
 
 def by_setting(
-    rows: pd.DataFrame, setting: str, value: str, beside: str | None = None
+    rows: pd.DataFrame, setting: str, value: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """(settings ascending, ms at context 0, ms per context token), and the ms per unit of `beside`.
+    """(settings ascending, ms at context 0, ms per context token), and the ms per child.
 
     Trimmed means per (setting, place), non-negative least squares of the relative errors, and an
     isotonic fit of the bases, which follows steps wherever both sides were measured.
     """
     # 1. means of the rows of each cell
-    cell = [setting, "place", *filter(None, [beside])]
+    cell = [setting, "place", "children"]
     near = rows.groupby(cell)[value].transform(lambda ms: _near(ms - ms.median()))
     means = rows[near.astype(bool)].groupby(cell)
     cells = means.agg(ms=(value, "mean"), context=("context_tok", "mean"), count=(value, "size"))
     cells = cells.reset_index()
-    # 2. the columns of the fit: `beside`, one per setting, the context, and context times setting
+    # 2. the columns of the fit: children, one per setting, the context, and context times setting
     settings, which = np.unique(cells[setting].to_numpy(), return_inverse=True)
     context = cells["context"].to_numpy(float) * PER_THOUSAND
     scale = 1.0 / max(1, settings.max())
-    extra = np.zeros(len(cells))
-    if beside is not None:
-        extra = cells[beside].to_numpy(float) * PER_THOUSAND
+    extra = cells["children"].to_numpy(float) * PER_THOUSAND
     growing = context * cells[setting].to_numpy() * scale
     columns = np.column_stack([extra, np.eye(len(settings))[which], context, growing])
     # 3. non-negative, by relative errors; a coarse counter may show no time at all in a cell
@@ -254,20 +244,18 @@ def _near(residual: np.ndarray) -> np.ndarray:
     return residual <= max(3 * 1.4826 * np.median(residual), 1e-12)
 
 
-def _with_turns(model: CostModel, timings: Timings, cycles: pd.DataFrame) -> CostModel:
-    """`model` with prefill times, and what a first cycle, which reads the prompt, takes longer."""
-    first = cycles[cycles["first"]]
-    turns = pd.DataFrame(timings.turns)
-    usual = model.root_ms(first["top_k"].to_numpy(), first["context_tok"].to_numpy())
-    prompt_tok = turns["prompt_tok"].to_numpy(float)
-    prefill_ms = turns["prefill_ms"].to_numpy()
-    reading_ms = np.maximum(first["root_ms"].to_numpy() - usual, 0)
+def _turns(model: CostModel, turns: list[dict], first: pd.DataFrame) -> dict[str, float]:
+    """Prefill times, and what a turn's first cycle, which reads the prompt, takes longer."""
+    prompt_tok = np.array([turn["prompt_tok"] for turn in turns], dtype=float)
+    prefill_ms = np.array([turn["prefill_ms"] for turn in turns])
+    usual_ms = model.root_ms(first["top_k"].to_numpy(), first["context_tok"].to_numpy())
+    reading_ms = np.maximum(first["root_ms"].to_numpy() - usual_ms, 0)
     # relative to the prefill: prompts differ tenfold in length
     columns = np.stack((np.ones(len(turns)), prompt_tok), axis=1) / prefill_ms[:, None]
-    turn = _trimmed(columns, prefill_ms / prefill_ms)
-    reading = _trimmed(columns, reading_ms / prefill_ms)
-    return dataclasses.replace(
-        model, turn=turn[0], turn_per_tok=turn[1], reading=reading[0], reading_per_tok=reading[1]
+    turn, turn_per_tok = _trimmed(columns, prefill_ms / prefill_ms)
+    reading, reading_per_tok = _trimmed(columns, reading_ms / prefill_ms)
+    return dict(
+        turn=turn, turn_per_tok=turn_per_tok, reading=reading, reading_per_tok=reading_per_tok
     )
 
 
@@ -291,16 +279,12 @@ def errors(model: CostModel, timings: Timings) -> dict[str, float]:
     predicted = model.cycle_ms(*(held[name].to_numpy() for name in SHAPE))
     off = np.abs(predicted / held["total_ms"].to_numpy() - 1)
     # 2. whole turns
-    rows = []
-    for turn in timings.held_turns:
-        cycles_ms = model.cycle_ms(*np.array(turn["cycles"]).T)
-        prompt_tok = turn["prompt_tok"]
-        read_ms = model.turn_ms(prompt_tok) + model.reading_ms(prompt_tok)
-        row = {"tree": turn["tree"], "predicted": read_ms + cycles_ms.sum()}
-        row.update(measured=turn["total_ms"], later=cycles_ms[1:].sum(), later_ms=turn["later_ms"])
-        rows.append(row)
-    turns = pd.DataFrame(rows)
+    turns = pd.DataFrame(timings.held_turns)
+    cycles_ms = [model.cycle_ms(*np.array(rows).T) for rows in turns.pop("cycles")]
+    read_ms = model.turn_ms(turns["prompt_tok"]) + model.reading_ms(turns["prompt_tok"])
+    predicted_ms = read_ms.sum() + sum(ms.sum() for ms in cycles_ms)
     # 3. trees, from the cycles after the first
+    turns["later"] = [ms[1:].sum() for ms in cycles_ms]
     trees = turns.groupby("tree").sum().query("later_ms > 0")
     apart = np.log(trees["later"] / trees["later_ms"])
     return {
@@ -308,6 +292,6 @@ def errors(model: CostModel, timings: Timings) -> dict[str, float]:
         "tree_frac": float((apart - apart.mean()).std(ddof=1)) if len(trees) > 1 else 0.0,
         "trees": len(trees),
         "cycles": len(held),
-        "total_frac": float(turns["predicted"].sum() / turns["measured"].sum() - 1),
+        "total_frac": float(predicted_ms / turns["total_ms"].sum() - 1),
         "turns": len(turns),
     }

@@ -2,15 +2,15 @@
 that also decodes.
 
 A job is a few measurements at one setting. Jobs run in random order, so that a slow phase of the
-machine affects all settings alike. `calibrate` fits a cost model to the rows.
+machine affects all settings alike.
 """
 
 from __future__ import annotations
 
 import itertools
+import operator
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from specdec.core.records import SIZE, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.core.verification import Picker
 
+Job = Any  # a method of Measurements and its arguments
 # the time of a cycle depends on these
 SHAPE = ("top_k", "expansions", "verify_nodes", "context_tok", "rows")
 # a turn restarts after this many tokens, so that the context stays near its setting
@@ -73,12 +74,9 @@ class Timings:
     # place, SHAPE, held (out of the fit), first (of its turn), settled (after similar ones),
     # stretches, total_ms
     cycles: list[dict] = field(default_factory=list)
-    # prompt_tok, prefill_ms
-    turns: list[dict] = field(default_factory=list)
-    # place, context_tok, ms: means of a row of plain steps
-    steps: list[dict] = field(default_factory=list)
-    # ms
-    questions: list[float] = field(default_factory=list)
+    turns: list[dict] = field(default_factory=list)  # prompt_tok, prefill_ms
+    steps: list[dict] = field(default_factory=list)  # place, context_tok, ms (mean of a row)
+    questions: list[float] = field(default_factory=list)  # ms
     # tree, prompt_tok, total_ms, later_ms (of all cycles but the first), cycles [SHAPE, ...]
     held_turns: list[dict] = field(default_factory=list)
 
@@ -92,14 +90,9 @@ def stretches(clock: Clock, total_ms: float) -> dict[str, float]:
     ends = [end for _, end in clock.laps["draft"] + clock.laps["verify"]]
     ends_ms = [clock.ms_between(clock.begin, end) for end in ends]
     *drafting, verify, rest = np.diff([0.0, *ends_ms, total_ms])
-    parts = dict.fromkeys(("root_ms", "first_ms", "expand_ms"), np.nan)
-    if len(drafting) > 0:
-        parts["root_ms"] = drafting[0]
-    if len(drafting) > 1:
-        parts["first_ms"] = drafting[1]
-    if len(drafting) > 2:
-        parts["expand_ms"] = float(np.mean(drafting[2:]))
-    return {**parts, "verify_ms": verify, "rest_ms": rest}
+    root, first = [*drafting, np.nan, np.nan][:2]
+    expand = float(np.mean(drafting[2:] or np.nan))
+    return dict(root_ms=root, first_ms=first, expand_ms=expand, verify_ms=verify, rest_ms=rest)
 
 
 @dataclass
@@ -176,7 +169,7 @@ class Measurements:
         bands = itertools.islice(itertools.cycle(self.trees.bands()), CHECKED_TREES)
         self.checked = [self.trees.free(band) for band in bands]
         self.draw = random.Random(config.seed + 1)
-        self.jobs: list[tuple[Callable[[Any], None], Any]] = []
+        self.jobs: list[Job] = []
         self.rounds = 0
         self.spent_s = 0.0
 
@@ -186,8 +179,18 @@ class Measurements:
         return self.spent_s > 0
 
     def go_on(self, frac: float) -> None:
-        """Measure for this fraction of the config's seconds."""
-        self._measure(frac * self.config.seconds)
+        """Measure for this fraction of the config's seconds, of the counter that it names."""
+        with by_processor_time(self.config.cpu_time):
+            if not self.begun:
+                self._warm_up()
+            begin = self.clock.now()
+            before = self.spent_s
+            while self.spent_s - before < frac * self.config.seconds:
+                self.jobs = self.jobs or self._round()
+                job, *arguments = self.jobs.pop()
+                job(*arguments)
+                self.rounds += not self.jobs
+                self.spent_s = before + self.clock.now() - begin
 
     def finish(self) -> Timings:
         """Use the remaining seconds, and more until all settings are measured."""
@@ -195,30 +198,16 @@ class Measurements:
         hidden = not self.config.progress
         with tqdm(total=round(seconds), desc="calibrate", unit="s", disable=hidden) as bar:
             while self.spent_s < seconds or not self.complete():
-                self._measure(min(PIECE_S, seconds))
+                self.go_on(min(PIECE_S / seconds, 1))
                 bar.update(min(bar.total, int(self.spent_s)) - bar.n)
         return self.timings
-
-    def _measure(self, seconds: float) -> None:
-        """Run jobs for so many more seconds, of whichever counter the config names."""
-        with by_processor_time(self.config.cpu_time):
-            if not self.begun:
-                self._warm_up()
-            begin = self.clock.now()
-            before = self.spent_s
-            while self.spent_s - before < seconds:
-                self.jobs = self.jobs or self._round()
-                job, argument = self.jobs.pop()
-                job(argument)
-                self.rounds += not self.jobs
-                self.spent_s = before + self.clock.now() - begin
 
     def _warm_up(self) -> None:
         """One job of each kind, whose rows are discarded."""
         self.clock = Clock(self.pair.target.device)
         self._restart()
-        for job, argument in {job: (job, argument) for job, argument in self._round()}.values():
-            job(argument)
+        for job, *arguments in {job[0]: job for job in self._round()}.values():
+            job(*arguments)
         self._restart()
 
     def _restart(self) -> None:
@@ -227,13 +216,13 @@ class Measurements:
         self.engines: dict[int, LiveEngine] = {}
         self.turns = 0
 
-    def _round(self) -> list[tuple[Callable[[Any], None], Any]]:
-        """One round in random order: (job, its argument)."""
+    def _round(self) -> list[Job]:
+        """One round in random order."""
         places = range(len(self.contexts))
-        jobs: list[Any] = []
-        jobs += [(self.cycles, where) for where in itertools.product(places, self.trees.bands())]
-        jobs += [(self.steps, place) for place in places]
-        jobs += [(self.questions, 0), (self.held_turn, None), (self.held_turn, None)]
+        jobs: list[Job] = []
+        jobs += itertools.product([self.cycles], places, self.trees.bands())
+        jobs += itertools.product([self.steps], places)
+        jobs += [(self.questions,), (self.held_turn,), (self.held_turn,)]
         return self.draw.sample(jobs, len(jobs))
 
     def complete(self) -> bool:
@@ -242,16 +231,15 @@ class Measurements:
         if not self.rounds or not cycles["held"].any():
             return False
         fitted = cycles[~cycles["held"] & cycles["settled"]]
-        for place in range(len(self.contexts)):
-            sizes = fitted.loc[fitted["place"] == place, "verify_nodes"]
-            if not set(self.trees.nodes) <= set(sizes):
-                return False
+        # grid trees have no other sizes than these
+        cells = fitted.drop_duplicates(["place", "verify_nodes"])
+        if len(cells) < len(self.contexts) * len(self.trees.nodes):
+            return False
         deep = fitted.dropna(subset="expand_ms")
         return set(self.trees.top_ks) <= set(deep["rows"]) & set(deep["top_k"])
 
-    def cycles(self, where: tuple[int, tuple[int, ...]]) -> None:
-        """Rows of cycles of random trees. where: the place of a context, a band's node counts."""
-        place, nodes = where
+    def cycles(self, place: int, nodes: tuple[int, ...]) -> None:
+        """Rows of cycles of random trees with these node counts."""
         with self.pair.inference():
             for _ in nodes:  # every size once, plus the held-out ones
                 self._row(place, self.trees.grid(place, nodes), held=False)
@@ -259,30 +247,28 @@ class Measurements:
                     self._row(place, self.trees.free(nodes), held=True)
 
     def _row(self, place: int, tree: TreeConfig, held: bool) -> None:
-        """Cycles of one tree in a row, until enough are kept."""
+        """Cycles of one tree in a row, until enough are kept; those that read a prompt are not."""
         dropped, missing = next(row for most, row in ROWS.items() if tree.verify_nodes <= most)
         while missing:
             dropped -= 1
-            missing -= self._cycle(place, tree, held, dropped < 0)
-
-    def _cycle(self, place: int, tree: TreeConfig, held: bool, settled: bool) -> bool:
-        """One cycle, perhaps of a new turn. Returns whether it counts: not if it reads a prompt."""
-        engine = self.engines.get(place)
-        first = engine is None or engine.finished
-        if engine is None or engine.finished:
-            prompt = self._prompt(self.contexts[place])
-            engine, prefill_ms = self._engine(prompt, GROWTH_TOK, self.trees.limits)
-            self.engines[place] = engine
-            self.timings.turns.append({"prompt_tok": len(prompt), "prefill_ms": prefill_ms})
+            first = place not in self.engines or self.engines[place].finished
+            if first:
+                self._new_turn(place)
+            settled = dropped < 0 and not first
+            missing -= settled
             # only a drafted tree shows the drafter's time for reading the prompt
-            if not tree.verify_nodes:
-                tree = TreeConfig(2, 1, self.trees.top_ks[0])
-        cycle = run_cycle(engine, Static.of(tree))
-        settled = settled and not first
-        row = {name: getattr(cycle, name) for name in (*SHAPE[:-1], "total_ms")}
-        row.update(place=place, rows=tree.widest, held=held, first=first, settled=settled)
-        self.timings.cycles.append({**row, **stretches(self.clock, cycle.total_ms)})
-        return settled
+            reads = first and not tree.verify_nodes
+            shape = TreeConfig(2, 1, self.trees.top_ks[0]) if reads else tree
+            cycle = run_cycle(self.engines[place], Static.of(shape))
+            row = {name: getattr(cycle, name) for name in (*SHAPE[:-1], "total_ms")}
+            row.update(place=place, rows=shape.widest, held=held, first=first, settled=settled)
+            self.timings.cycles.append({**row, **stretches(self.clock, cycle.total_ms)})
+
+    def _new_turn(self, place: int) -> None:
+        prompt = self._prompt(self.contexts[place])
+        engine, prefill_ms = self._engine(prompt, GROWTH_TOK, self.trees.limits)
+        self.engines[place] = engine
+        self.timings.turns.append({"prompt_tok": len(prompt), "prefill_ms": prefill_ms})
 
     def steps(self, place: int) -> None:
         """Plain steps after a prompt of the context `place`."""
@@ -294,51 +280,46 @@ class Measurements:
         with target.inference(taps=False):
             ids = torch.cat((prompt, prompt.new_zeros(SETTLING + STEPS + 1)))
             cache = target.new_cache(len(ids))
-            rows = target.forward(prompt, cache, last_only=True)
-            ids[length] = self.picker.pick(rows.logits[-1], prompt)
-            for end in range(length + 1, len(ids)):
+            new = prompt
+            for end in range(length, len(ids)):
                 self.clock.wait()
                 begin = self.clock.now()
-                rows = target.forward(ids[end - 1 : end], cache, last_only=True)
+                rows = target.forward(new, cache, last_only=True)
                 ids[end] = self.picker.pick(rows.logits[-1], ids[:end])
                 self.clock.wait()
                 spent_ms.append(1e3 * (self.clock.now() - begin))
-        context_tok = length + SETTLING + (STEPS - 1) / 2
-        row = {
-            "place": place,
-            "context_tok": context_tok,
-            "ms": float(np.mean(spent_ms[SETTLING:])),
-        }
-        self.timings.steps.append(row)
+                new = ids[end : end + 1]
+        row = {"place": place, "context_tok": length + SETTLING + (STEPS - 1) / 2}
+        self.timings.steps.append({**row, "ms": float(np.mean(spent_ms[1 + SETTLING :]))})
 
-    def questions(self, place: int) -> None:
-        """Ask a policy questions at the context `place`."""
+    def questions(self) -> None:
+        """Ask a policy questions after the shortest prompt."""
         top_k = min(4, self.trees.top_ks[-1])
         policy = AskingPolicy(1 + top_k, 1, top_k)
         with self.pair.inference():
-            engine, _ = self._engine(self._prompt(self.contexts[place]), 64, policy.limits)
+            engine, _ = self._engine(self._prompt(self.contexts[0]), 64, policy.limits)
             for _ in range(QUESTIONS):
                 self.timings.questions.append(run_cycle(engine, policy).policy_ms)
 
-    def held_turn(self, _: None) -> None:
+    def held_turn(self) -> None:
         """A turn with one static tree from prompt to last token, held out as a whole."""
         number = self.turns % len(self.checked)
         self.turns += 1
         tree = self.checked[number]
         prompt = self.draw.choice(self.prompts)[-self.contexts[-1] :]
-        rows = []
-        times_ms = []
+        cycles = []
         with self.pair.inference():
             self.clock.wait()
             begin = self.clock.now()
             engine, _ = self._engine(prompt, TURN_TOK, tree)
             while not engine.finished:
-                cycle = run_cycle(engine, Static.of(tree))
-                rows.append([*(getattr(cycle, name) for name in SHAPE[:-1]), tree.widest])
-                times_ms.append(cycle.total_ms)
+                cycles.append(run_cycle(engine, Static.of(tree)))
             total_ms = 1e3 * (self.clock.now() - begin)
-        row = {"tree": number, "prompt_tok": len(prompt), "cycles": rows}
-        row.update(total_ms=total_ms, later_ms=sum(times_ms[1:]))
+        # the time of a turn is also that of everything between its cycles
+        row = {"tree": number, "prompt_tok": len(prompt), "total_ms": total_ms}
+        row["later_ms"] = sum(cycle.total_ms for cycle in cycles[1:])
+        shape = operator.attrgetter(*SHAPE[:-1])
+        row["cycles"] = [[*shape(cycle), tree.widest] for cycle in cycles]
         self.timings.held_turns.append(row)
 
     def _prompt(self, tokens: int) -> list[int]:
@@ -348,10 +329,8 @@ class Measurements:
             ids = self.draw.choice(self.prompts) + ids
         return ids[-tokens:]
 
-    def _engine(
-        self, prompt: list[int], new_tok: int, limits: TreeConfig
-    ) -> tuple[LiveEngine, float]:
-        """A turn after its prefill, and the milliseconds of that."""
+    def _engine(self, prompt: list[int], new_tok: int, limits: TreeConfig) -> Any:
+        """A turn's engine after its prefill, and the milliseconds of that."""
         ids = torch.tensor(prompt, device=self.pair.target.device)
         self.clock.wait()
         begin = self.clock.now()

@@ -1,7 +1,7 @@
-"""Whether a text passes an example's check: numbers, exact text, contained facts, JSON, code.
+"""Whether a text passes an example's check: numbers, exact text, contained facts, a letter, code.
 
-Checks are plain dictionaries: {"kind": "number" | "exact" | "contains" | "letter" | "json",
-"value": ...} or {"kind": "code", "entry": name, "tests": [statements], "prompt": code to complete
+Checks are plain dictionaries: {"kind": "number" | "exact" | "contains" | "letter", "value":
+...} or {"kind": "code", "entry": name, "tests": [statements], "prompt": code to complete
 (optional)}.
 
 Code is tested by this file, run alone as a child process. The child forks at once: the answer's
@@ -51,9 +51,9 @@ def passes(check: dict, text: str) -> bool:
 
     Numbers: the one after the last `Answer:`, `####` or `boxed`, else the last number. `exact`
     ignores spacing; `contains` looks for whole words in any case; `letter` takes the first A to D
-    that stands alone; `json` compares the first object. Code runs with limits on time, memory,
-    files and processes. It is no sandbox: compiled code is not watched, files may be read that this
-    user may read, and root's limits on processes do not hold.
+    that stands alone. Code runs with limits on time, memory, files and processes. It is no sandbox:
+    compiled code is not watched, files may be read that this user may read, and root's limits on
+    processes do not hold.
 
     >>> passes({"kind": "number", "value": "42"}, "40 + 2 = 42, so the answer is 42.")
     True
@@ -72,16 +72,11 @@ def passes(check: dict, text: str) -> bool:
         words = [value] if isinstance(value, str) else value
         choices = "|".join(map(re.escape, words))
         return re.search(rf"(?<!\w)(?:{choices})(?!\w)", text, re.IGNORECASE) is not None
-    if kind == "letter":
-        # a leading article "A" is no answer: a letter counts before a mark or at a line's end
-        answer = re.search(r"(?i:answer)(?i:\s+is)?[\s:*(]*([A-D])\b(?![\w'])", text)
-        answer = answer or re.search(r"(?<!\w)([A-D])(?=[).:,*\]]|\s*(?:\n|$))", text)
-        return answer is not None and answer[1] == value
-    assert kind == "json", f"unknown kind of check {kind!r}"
-    try:
-        return json.JSONDecoder().raw_decode(text, text.index("{"))[0] == json.loads(value)
-    except (ValueError, RecursionError):  # no brace, not JSON from there on, or nested without end
-        return False
+    assert kind == "letter", f"unknown kind of check {kind!r}"
+    # a leading article "A" is no answer: a letter counts before a mark or at a line's end
+    answer = re.search(r"(?i:answer)(?i:\s+is)?[\s:*(]*([A-D])\b(?![\w'])", text)
+    answer = answer or re.search(r"(?<!\w)([A-D])(?=[).:,*\]]|\s*(?:\n|$))", text)
+    return answer is not None and answer[1] == value
 
 
 def _program(check: dict, text: str) -> str:
@@ -142,14 +137,11 @@ def plain_text(value) -> str:
     if isinstance(value, dict):
         items = (f"{plain_text(key)}: {plain_text(item)}" for key, item in value.items())
         return f"{{{', '.join(items)}}}"
-    if not isinstance(value, list | tuple | set | frozenset):
-        raise TypeError(f"a {type(value).__name__} is no plain value")
-    items = "".join(f"{plain_text(item)}, " for item in value)
-    if isinstance(value, list):
-        return f"[{items}]"
-    if isinstance(value, tuple):
-        return f"({items})"
-    return f"{{{items}}}" if value else "set()"
+    for kind, form in ((list, "[{}]"), (tuple, "({})"), (set | frozenset, "{{{}}}")):
+        if isinstance(value, kind):
+            items = "".join(f"{plain_text(item)}, " for item in value)
+            return form.format(items) if items or kind in (list, tuple) else "set()"
+    raise TypeError(f"a {type(value).__name__} is no plain value")
 
 
 def serve(requests, results) -> None:

@@ -2,8 +2,7 @@
 
 Every suite has three forms: `gsm8k`, the benchmark itself; `laptop/gsm8k`, similar prompts written
 for this workbook; `toy/gsm8k`, generated prompts for the small pairs, which know only generated
-text. `mmlu` (questions of 57 subjects, `by_subject`) has no toy form. suites.yml lists all. Loading
-from the hub was NOT run where this was developed (no network).
+text. `mmlu` (questions of 57 subjects, `by_subject`) has no toy form. suites.yml lists all.
 """
 
 from __future__ import annotations
@@ -73,25 +72,31 @@ DEFAULT_NAMES = ("mt_bench", "humaneval", "gsm8k", "cnn_dm")
 TIMED_NAMES = ("mt_bench", "gsm8k", "cnn_dm")  # short, medium and long prompts, for calibration
 TOY_PAIRS = ("tiny", "small")  # pairs trained on generated text only
 PARTS = ("train", "tune", "test")
+# turn and reference, from the columns of a benchmark's rows
+FORMS = {
+    "humaneval": ("Complete the code I provided.\n\n{prompt}", "{canonical_solution}"),
+    "gsm8k": ("{question}", "{answer}"),
+    "alpaca": ("{instruction}\n{input}", "{output}"),
+    "cnn_dm": ("Summarize: {article}", "{highlights}"),
+    "nq": ("{question}", "{answer[0]}"),
+    "mbpp": ("{text}\n{test_list[0]}", "{code}"),  # the first test names the function
+    "xsum": ("Summarize in one sentence: {document}", "{summary}"),
+    "wmt14": ("Translate German to English: {translation[de]}", "{translation[en]}"),
+}
 
 
 def _suites() -> dict[str, Suite]:
     forms = runs.read_yaml(Path(__file__).with_name("suites.yml"))
     suites = {f"laptop/{name}": Suite(form["laptop"]) for name, form in forms.items()}
-    for name in NAMES:
-        suites[f"toy/{name}"] = Suite(forms[name]["toy"])
-    for name, form in forms.items():
-        suites[name] = Suite(**form["real"])
-    return suites
+    suites |= {f"toy/{name}": Suite(forms[name]["toy"]) for name in NAMES}
+    return suites | {name: Suite(**form["real"]) for name, form in forms.items()}
 
 
 SUITES = runs.Table(_suites)
 
 
 def embedded_suite(name: str, pair: str) -> str:
-    """The embedded form of a suite for a pair: `toy/...` for TOY_PAIRS, else `laptop/...`; a name
-    with its form (`toy/gsm8k`) stays as it is.
-    """
+    """The form for a pair: toy/ for TOY_PAIRS, else laptop/; toy/gsm8k stays as it is."""
     if "/" in name:
         return name
     if pair.partition("+")[0] in TOY_PAIRS and name in NAMES:
@@ -103,17 +108,15 @@ def usual_suites(names: Iterable[str], pair: str) -> list[str]:
     """The suites measured by default: those of `names` in the folder SPECDEC_DATA, else, and for
     TOY_PAIRS (whose answers to real prompts mean nothing), their embedded forms.
     """
-    names = list(names)
+    names = [check_name("suite", name, SUITES) for name in names]
     folder = os.environ.get(DATA_VARIABLE)
-    present = []
-    for name in names:
-        suite = SUITES[check_name("suite", name, SUITES)]
-        if folder and suite.file and (Path(folder) / suite.file).is_file():
-            present.append(name)
+    real = [name for name in names if "/" not in name]
+    absent = real
+    if folder:
+        absent = [name for name in real if not Path(folder, SUITES[name].file).is_file()]
     # "small+suffix" is the small pair with another drafter
-    if not present or pair.partition("+")[0] in TOY_PAIRS:
+    if absent == real or pair.partition("+")[0] in TOY_PAIRS:
         return [embedded_suite(name, pair) for name in names]
-    absent = [name for name in names if "/" not in name and name not in present]
     if absent:
         advice = f"name the forms that come with the package, such as laptop/{absent[0]}"
         warn(f"{folder} lacks {', '.join(absent)}, which are not measured; {advice}.")
@@ -160,20 +163,19 @@ def _subset(prompts: list[Prompt], count: int, seed: int) -> list[Prompt]:
         return hashlib.sha256(f"{seed}/{prompt.id}".encode()).digest()
 
     # the same prompts whatever the order of the rows
-    first = {prompt.id for prompt in sorted(prompts, key=rank)[:count]}
-    return [prompt for prompt in prompts if prompt.id in first]
+    first = set(sorted(map(rank, prompts))[:count])
+    return [prompt for prompt in prompts if rank(prompt) in first]
 
 
 @functools.cache
 def _embedded(name: str) -> tuple[Prompt, ...]:
-    lines = (EMBEDDED_FOLDER / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = list(map(json.loads, lines))
-    if name not in TOY:
-        return tuple(_from_row(name, index, row) for index, row in enumerate(rows))
     prompts = []
-    for row in rows:
-        turns = tuple(row["turns"])
-        prompts.append(Prompt(row["id"], name, turns, row["reference"], row["check"]))
+    text = (EMBEDDED_FOLDER / f"{name}.jsonl").read_text(encoding="utf-8")
+    for index, row in enumerate(map(json.loads, text.splitlines())):
+        if name in TOY:
+            prompts.append(Prompt(**{**row, "suite": name, "turns": tuple(row["turns"])}))
+        else:
+            prompts.append(_from_row(name, index, row))
     return tuple(prompts)
 
 
@@ -189,10 +191,10 @@ def _from_folder(name: str, folder: Path) -> list[Prompt]:
         texts = isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns)
         if not texts or "question_id" not in row:
             raise SpecdecError(f"{where}: each line needs question_id and turns, a list of texts.")
-        # one answer, or a list with one for each turn
-        reference = row.get("reference")
+        # an answer, or one for each turn
+        reference = row.get("reference") or None
         if isinstance(reference, list):
-            reference = next(iter(reference), None)
+            reference = reference[0]
         check = _gsm8k_check(reference) if name == "gsm8k" and reference else None
         prompts.append(Prompt(f"{name}/{row['question_id']}", name, tuple(turns), reference, check))
     return prompts
@@ -217,49 +219,32 @@ def _from_row(name: str, index: int, row: dict) -> Prompt:
     """A prompt from a row of the hub, which the suites of laptop/ have too."""
     kind = name.removeprefix("laptop/")
     id = f"{name}/{index}"
-    check = None
     if kind == "mt_bench":
-        reference = (row.get("reference") or [None])[0]
-        return Prompt(id, name, tuple(row["prompt"]), reference)
-    if kind == "humaneval":
-        turn = "Complete the code I provided.\n\n" + row["prompt"]
-        reference = row["canonical_solution"]
-        tests = [row["test"], f"check({row['entry_point']})"]
-        check = {"kind": "code", "entry": row["entry_point"], "tests": tests}
-        check["prompt"] = row["prompt"]
-    elif kind == "gsm8k":
-        turn = row["question"]
-        reference = row["answer"]
-        check = _gsm8k_check(reference)
-    elif kind == "alpaca":
-        turn = "\n".join(filter(None, [row["instruction"], row["input"]]))
-        reference = row["output"]
-    elif kind == "cnn_dm":
-        turn = "Summarize: " + row["article"]
-        reference = row["highlights"]
-    elif kind == "nq":
-        turn = row["question"]
-        reference = row["answer"][0]
-        check = {"kind": "contains", "value": list(row["answer"])}
-    elif kind == "mbpp":
-        # the first test names the function
-        turn = f"{row['text']}\n{row['test_list'][0]}"
-        reference = row["code"]
-        entry = re.search(r"def\s+(\w+)", reference)
-        if entry:
-            check = {"kind": "code", "entry": entry.group(1), "tests": list(row["test_list"])}
-    elif kind == "xsum":
-        turn = "Summarize in one sentence: " + row["document"]
-        reference = row["summary"]
-    elif kind == "wmt14":
-        turn = "Translate German to English: " + row["translation"]["de"]
-        reference = row["translation"]["en"]
-    else:
+        return Prompt(id, name, tuple(row["prompt"]), (row.get("reference") or [None])[0])
+    check = None
+    if kind == SUBJECTS:
+        id = f"{name}/{row['subject']}/{index}"
         choices = [f"{letter}. {text}" for letter, text in zip("ABCD", row["choices"], strict=True)]
         turn = "\n".join([row["question"], *choices])
         reference = choices[row["answer"]]
         check = {"kind": "letter", "value": reference[0]}
-        id = f"{name}/{row['subject']}/{index}"
+    else:
+        turn, reference = (form.format(**row) for form in FORMS[kind])
+    # what is left out or tested
+    if kind == "alpaca" and not row["input"]:
+        turn = row["instruction"]
+    elif kind == "humaneval":
+        tests = [row["test"], f"check({row['entry_point']})"]
+        check = {"kind": "code", "entry": row["entry_point"], "tests": tests}
+        check["prompt"] = row["prompt"]
+    elif kind == "gsm8k":
+        check = _gsm8k_check(reference)
+    elif kind == "nq":
+        check = {"kind": "contains", "value": list(row["answer"])}
+    elif kind == "mbpp":
+        entry = re.search(r"def\s+(\w+)", reference)
+        if entry:
+            check = {"kind": "code", "entry": entry.group(1), "tests": list(row["test_list"])}
     return Prompt(id, name, (turn,), reference, check)
 
 
@@ -315,15 +300,15 @@ def gather(
         check_integer("limit", limit, 1)
     # 1. prompts by suite
     suites = [suites] if isinstance(suites, str) else suites
-    groups = [(None, suites)]
-    if isinstance(suites, dict):
-        groups = suites.items()
-    elif all(isinstance(suite, str) for suite in suites):
-        first = None if part else limit
-        groups = [(name, load_suite(name, folder, first, seed)) for name in suites]
+    groups = suites
+    if not isinstance(suites, dict):
+        groups = {None: suites}
+        if all(isinstance(suite, str) for suite in suites):
+            first = None if part else limit
+            groups = {name: load_suite(name, folder, first, seed) for name in suites}
     # 2. the part and the first of each
     prompts = []
-    for suite, sources in groups:
+    for suite, sources in groups.items():
         group = [_prompt(source, suite, number) for number, source in enumerate(sources)]
         if part is not None:  # token ids have no split
             group = split(prompt for prompt in group if isinstance(prompt.turns[0], str))[part]

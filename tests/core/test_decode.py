@@ -13,6 +13,7 @@ from fakes.pairs import bigram_pair, shared_bigrams, shared_pair
 from fakes.refusals import refusal
 
 import specdec
+from specdec.core.decode import opened
 from specdec.core.policy import RandomPolicy, Static
 from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import truncate
@@ -74,6 +75,7 @@ def test_never_more_tokens_than_asked(count):
     for policy in (SMALL, Static(60, 7, 10), RandomPolicy(TreeConfig(12, 6, 4))):
         drafted = specdec.decode(pair, PROMPT, policy, count)
         assert drafted.tokens == text and drafted.finish_reason == "length"
+        assert opened(pair, PROMPT, policy, count)[0].generation.finish_reason == "unfinished"
         assert sum(row.kept_tok for row in drafted.rows) == count - 1
     assert specdec.autoregress(pair, PROMPT, count).tokens == text
     assert sum(specdec.stream(pair, PROMPT, SMALL, count), []) == text

@@ -47,6 +47,8 @@ def test_static_is_never_asked_and_has_room_for_its_shape():
     assert policy.asks == frozenset() and policy.plan == policy.limits == LIMITS
     pytest.raises(SpecdecError, policy.answer, question(SIZE)).match("answers no size")
     assert Static().plan == TreeConfig(60, 7, 10), "the official tree"
+    assert Static(9, 3, 4, beam=(2, 1)).plan == TreeConfig(9, 3, 4, beam=(2, 1))
+    assert Policy().outputs is None and Policy().plan == Policy().limits == TreeConfig()
     wide = StaticShape([path for n in (1, 2, 3) for path in itertools.product((0, 1), repeat=n)])
     assert (wide.top_k, wide.widest, wide.depth) == (2, 4, 2)
     assert Static(shape=wide).limits == wide.limits and wide.limits.top_k == 4

@@ -98,6 +98,7 @@ def test_places_are_taken_over_at_once():
     "arguments, message",
     [
         (dict(prompts="Hello"), "takes a list of prompts"),
+        (dict(prompts=["Hello"], rows=0), "rows must be an integer of at least 1"),
         (dict(prompts=["Hello"], policy=RandomPolicy(TreeConfig(12, 3, 4))), "need a policy each"),
         (dict(prompts=["Hello", ""]), "^prompt 1: the prompt is empty"),
         (dict(prompts=["Hello", [5, 10**9]], plain=True), "^prompt 1: token id 1000000000"),

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from fakes.reference import ReferenceTree, children_of
+from fakes.reference import ReferenceTree, children_of, paths_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -110,13 +110,13 @@ def test_a_tree_by_hand():
     scores = [0.0, -2.0, -0.5, -1.0, -3.0, -2.5, -1.5, -4.0]
     tree = DraftTree.from_arrays(range(10, 18), parents, scores)
     assert tree.depth.tolist() == [0, 1, 1, 1, 2, 2, 2, 3]
-    assert tree.paths().tolist() == [[0, 2, -1, -1], [0, 1, 4, -1], [0, 3, 6, -1], [0, 1, 5, 7]]
+    assert paths_of(tree).tolist() == [[0, 2, -1, -1], [0, 1, 4, -1], [0, 3, 6, -1], [0, 1, 5, 7]]
     cut = tree.select(torch.tensor([0, 1, 3, 5]))
     assert (cut.token.tolist(), cut.parent.tolist()) == ([10, 11, 13, 15], [-1, 0, 0, 1])
-    assert cut.score.tolist() == [0.0, -2.0, -1.0, -2.5] and cut.paths().shape == (2, 3)
+    assert cut.score.tolist() == [0.0, -2.0, -1.0, -2.5] and paths_of(cut).shape == (2, 3)
     for alone in (DraftTree.from_arrays([3], [-1]), begun(3).prune(5), begun(3).prune(0)):
         assert alone.token.tolist() == [3] and alone.levels == 0
-        assert alone.ancestors.tolist() == [[True]] and alone.paths().tolist() == [[0]]
+        assert alone.ancestors.tolist() == [[True]] and paths_of(alone).tolist() == [[0]]
 
 
 @QUICK
@@ -133,7 +133,7 @@ def test_masks_and_paths_equal_the_slow_way(places):
     assert tree.ancestors.tolist() == [[other in line for other in nodes] for line in lines]
     assert [[n for n in row if n >= 0] for row in tree.lineage().tolist()] == lines
     leaves = [line for line in lines if not children_of(parents, line[-1])]
-    assert [[n for n in row if n >= 0] for row in tree.paths().tolist()] == leaves
+    assert [[n for n in row if n >= 0] for row in paths_of(tree).tolist()] == leaves
 
 
 def grown_static(shape: StaticShape) -> DraftTree:

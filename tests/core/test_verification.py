@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from fakes.reference import children_of
+from fakes.reference import children_of, paths_of
 from fakes.refusals import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -94,6 +94,7 @@ def test_picks_follow_the_softmax(temperature):
 
 WARPINGS = [
     dict(temperature=0.7, top_k=5),
+    dict(temperature=0.7, top_k=0),
     dict(temperature=1.0, top_p=0.8),
     dict(temperature=1.4, min_p=0.1),
     dict(temperature=0.9, repetition_penalty=1.5),
@@ -170,7 +171,7 @@ def test_greedy_verification_is_the_longest_matching_path(seed, nodes, vocab_siz
     best, tokens = [row.index(max(row)) for row in logits.tolist()], tree.token.tolist()
     assert best == [Picker().pick(row, IDS) for row in logits]
     longest = [0]
-    for row in tree.paths().tolist():
+    for row in paths_of(tree).tolist():
         matched = [0]
         for node in row[1:]:
             if node < 0 or tokens[node] != best[matched[-1]]:

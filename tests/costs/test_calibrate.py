@@ -34,7 +34,7 @@ def by_nodes(sizes, ms, repeats=1, odd=None):
     rows = []
     for nodes in sizes:
         for place in range(3):
-            row = {"place": place, "context_tok": 100 * place, "verify_nodes": nodes}
+            row = {"place": place, "context_tok": 100 * place, "verify_nodes": nodes, "children": 0}
             rows += [{**row, "verify_ms": ms(nodes)} for _ in range(repeats)]
     if odd:
         rows[odd[0]]["verify_ms"] = odd[1]

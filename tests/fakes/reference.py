@@ -127,3 +127,10 @@ def residual_rejection(
         draft[token] = 0.0
         draft /= draft.sum()
     return None, residual
+
+
+def paths_of(tree):
+    """int64 [leaves, deepest + 1]: a row per leaf in node order, root first, padded with -1."""
+    leaf = torch.ones_like(tree.token, dtype=torch.bool)
+    leaf[tree.parent[1:]] = False
+    return tree.lineage()[leaf, : int(tree.depth.max()) + 1]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fakes.golden import GOLDEN, needs_golden
-from fakes.reference import sequential_rejection
+from fakes.reference import paths_of, sequential_rejection
 from safetensors.torch import load_file
 
 import specdec
@@ -62,7 +62,7 @@ def assert_same_tree(tree: DraftTree, recorded: dict) -> None:
     assert tree.token.tolist() == recorded["draft_tokens"].tolist()
     assert torch.equal(tree.ancestors, recorded["tree_mask"])
     assert torch.equal(tree.depth, recorded["tree_position_ids"])
-    assert torch.equal(tree.paths(), recorded["retrieve_indices"])
+    assert torch.equal(paths_of(tree), recorded["retrieve_indices"])
 
 
 def part(tensors: dict, key: str) -> dict:
