@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from specdec import runs, stored
 from specdec.core.pair import dtype_name
-from specdec.errors import SpecdecError, first_line
+from specdec.errors import SpecdecError, unreadable
 from specdec.models.eagle_network import EagleConfig, EagleNetwork, network_of
 
 # in this order; shards of one kind are read together
@@ -41,6 +41,9 @@ SWITCHES = {
     "norm_output": False,
     "norm_before_fc": False,
 }
+# names of arithmetic that our layer lacks; some values mean that it is off
+FOREIGN = "^sliding_window|^layer_types|softcap|sink|_multiplier|logits?_scal|^scale_|qk_norm"
+FOREIGN += "|partial_rotary|clip_qkv|chunk_size|temperature_tuning|query_pre_attn"
 
 # fields of config.json with the names of ours
 SHAPE = ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"]
@@ -108,6 +111,16 @@ def config_from(fields: Fields, tensors: Tensors) -> EagleConfig:
     for name, only in SWITCHES.items():
         if fields.get(name) not in (None, only):
             raise bad_checkpoint(folder, f"{name} {fields[name]!r} is not supported, only {only!r}")
+    for name, value in fields.items():
+        is_off = value is not True and value in (None, False, 0, 1)
+        if name == "sliding_window":
+            is_off = value is None or fields.get("use_sliding_window") is False
+        elif name == "layer_types":
+            is_off = set(value or ()) <= {"full_attention"}
+        elif name == "attention_multiplier":
+            is_off = value is None  # 1 is another scale than ours
+        if re.search(FOREIGN, name) and not is_off:
+            raise bad_checkpoint(folder, f"{name} {value!r} is not supported")
     griffin = "fc.fc.weight" in tensors
     first = tensors.get("fc.fc.weight", tensors.get("fc.weight"))
     query = tensors.get(f"{QUERY}.weight")
@@ -191,8 +204,8 @@ def read_weights(path: Path) -> Tensors:
         tensors: Tensors = torch.load(path, weights_only=True, map_location="cpu")
         return {name: value.contiguous() for name, value in tensors.items()}
     except Exception as error:  # damage has many names
-        why = f"{path} is damaged or holds more than tensors ({first_line(error)})"
-        raise SpecdecError(f"{why}; fetch it again, as safetensors.") from error
+        advice = "it is damaged or holds more than tensors: fetch it again, as safetensors"
+        raise unreadable(path, error, "weights", advice) from error
 
 
 def with_weights(

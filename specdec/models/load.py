@@ -23,7 +23,7 @@ from specdec import machine, runs, stored
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.protocols import Drafter
 from specdec.core.tree_config import TreeConfig
-from specdec.errors import SpecdecError, check_name, door, first_line, warn
+from specdec.errors import SpecdecError, check_name, door, first_line, is_pointer, unreadable, warn
 from specdec.models import pairs
 from specdec.models.packed import pack as pack_weights
 from specdec.models.pairs import KINDS, OWN_DRAFTER, PRESETS, SHIPPED, WheelFile, describe_pair
@@ -231,7 +231,7 @@ def target_place(source: str | Path) -> str:
 def unpack_gguf(path: Path, folder: Path) -> None:
     """Write a GGUF file as a transformers folder in bfloat16, read by transformers."""
     with runs.atomic_folder(folder) as fresh:
-        with _reading(f"{path} cannot be read as GGUF by transformers"):
+        with _reading(f"{path} cannot be read as GGUF by transformers", path):
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 path.parent,
                 gguf_file=path.name,
@@ -285,7 +285,7 @@ def load_model(
     device: None leaves it where transformers puts it. settings: of `from_pretrained`.
     """
     settings["output_loading_info"] = True
-    with _reading(f"{what} {source} cannot be loaded as a transformers causal LM"):
+    with _reading(f"{what} {source} cannot be loaded as a transformers causal LM", source):
         read = functools.partial(
             transformers.AutoModelForCausalLM.from_pretrained, str(source), **settings
         )
@@ -303,7 +303,7 @@ def load_model(
 
 
 @contextlib.contextmanager
-def _reading(failure: str) -> Iterator[None]:
+def _reading(failure: str, place: str | Path = "") -> Iterator[None]:
     """Any error inside becomes one sentence; no progress bars, which would stay in a notebook."""
     logging = transformers.utils.logging
     enabled = logging.is_progress_bar_enabled()
@@ -311,6 +311,9 @@ def _reading(failure: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # damaged files and wrong settings fail in many ways
+        for path in (Path(place), *Path(place).glob("*")):
+            if place and is_pointer(path):
+                raise unreadable(path, error, "weights", failure) from error
         raise SpecdecError(f"{failure}: {first_line(error)}") from error
     finally:
         if enabled:
@@ -322,5 +325,5 @@ def load_tokenizer(source: str | Path) -> Any:
     path = runs.placed(source)
     if path.is_dir() and not any((path / name).is_file() for name in TOKENIZER_FILES):
         return None
-    with _reading(f"the tokenizer of {source} cannot be loaded"):
+    with _reading(f"the tokenizer of {source} cannot be loaded", path):
         return transformers.AutoTokenizer.from_pretrained(str(path))

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -283,7 +284,8 @@ def _hash_of(array: Any) -> str:
     if isinstance(array, torch.Tensor):
         array = array.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
     array = np.ascontiguousarray(array)
-    return f"{array.dtype}{list(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+    content = hashlib.sha256(array.reshape(-1).view(np.uint8))
+    return f"{array.dtype}{list(array.shape)} {content.hexdigest()[:16]}"
 
 
 def describe_pair(pair: Pair) -> dict[str, Any]:
@@ -291,14 +293,13 @@ def describe_pair(pair: Pair) -> dict[str, Any]:
     drafter = pair.drafter or Drafter()
     target: Any = pair.target
     digest = hashlib.sha256()
-    # 64 values of every weight, since hashing all of a large model takes minutes
+    # every byte of every weight; hashing leaves Python's lock to the other threads
     for module in (target.model, drafter.network):
-        for name, weight in sorted(module.state_dict().items()) if module is not None else ():
-            flat = weight.detach().flatten()
-            last = max(0, len(flat) - 1)
-            spots = torch.linspace(0, last, min(64, len(flat)), device=flat.device).long()
-            spots.clamp_(max=last)  # beyond 2**24 values float32 may round past the end
-            digest.update(f"{name} {tuple(weight.shape)} {flat[spots].double().tolist()}".encode())
+        weights = {} if module is None else module.state_dict()
+        with ThreadPoolExecutor() as threads:
+            contents = threads.map(_hash_of, weights.values())
+            for (name, weight), content in zip(weights.items(), contents, strict=True):
+                digest.update(f"{name} {weight.dtype} {tuple(weight.shape)} {content}".encode())
     described = {
         "pair": pair.name,
         "dtype": dtype_name(target.dtype),
