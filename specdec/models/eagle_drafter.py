@@ -43,9 +43,10 @@ class NetworkDrafter(Drafter):
         self.network = network
         self.target = target
         self.config = network.config
-        self.taps = tuple(self.config.taps or (target.num_layers,))
-        if self.config.taps is None and self.config.generation == 3:
-            self.taps = default_taps(target.num_layers)
+        taps = self.config.taps
+        if taps is None and self.config.generation == 3:
+            taps = default_taps(target.num_layers)
+        self.taps = tuple(taps or (target.num_layers,))
         self._bound_to: object = None
         self.refresh()
         with torch.inference_mode():
@@ -409,7 +410,7 @@ class TreeKeys:
 class BlockDrafter(EagleDrafter):
     """A block network bound to a target."""
 
-    def __init__(self, network: BlockNetwork, target: Target):
+    def __init__(self, network: Any, target: Target):
         super().__init__(network, target)
         # expansions: the root's children come from the first row
         self.deepest = self.config.block - 1
@@ -486,12 +487,7 @@ class BatchedBlocks(BatchedDrafter):
 
 
 def load_eagle(folder: Path, target: Target) -> EagleDrafter:
-    return EagleDrafter(read_network(folder), target)
-
-
-def load_block(folder: Path, target: Target) -> BlockDrafter:
-    """The drafter in `folder`, bound to a target. SpecdecError if it is no block drafter."""
+    """The drafter in `folder`, of the kind that its weights show, bound to a target."""
     network = read_network(folder)
-    if not isinstance(network, BlockNetwork):
-        raise SpecdecError(f"{folder} is no block drafter; load it as eagle3.")
-    return BlockDrafter(network, target)
+    kind = BlockDrafter if isinstance(network, BlockNetwork) else EagleDrafter
+    return kind(network, target)

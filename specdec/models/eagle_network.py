@@ -144,11 +144,6 @@ class DecoderLayer(nn.Module):
             self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
-        """Attention's and the MLP's parts added to the residual. [..., heads * D] -> [..., H]"""
-        hidden = residual + self.self_attn.o_proj(attended)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
-
 
 class EagleNetwork(nn.Module):
     """Weights of one EAGLE drafter, with the official names (`midlayer.*`, `fc`, `lm_head`, ...).
@@ -217,7 +212,9 @@ class EagleNetwork(nn.Module):
 
     def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
         """The recurrent state, *before* the final norm. [..., heads * D], [..., H] -> [..., H]"""
-        return self.midlayer.finish(attended, residual)
+        layer = self.midlayer
+        hidden = residual + layer.self_attn.o_proj(attended)
+        return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
     def head(self, hidden: Tensor, level: int = 0) -> Tensor:
         """Draft logits [..., Vd] of states, the same at every level."""

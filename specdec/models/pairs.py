@@ -58,7 +58,7 @@ KINDS = {
     "hybrid": Kind("ngrams:load_hybrid", OWN_DRAFTER),
     "eagle1": Kind("eagle_drafter:load_eagle", "eagle1"),
     "griffin": Kind("eagle_drafter:load_eagle", "griffin"),
-    "block": Kind("eagle_drafter:load_block", "block", mark="para_depths"),
+    "block": Kind("eagle_drafter:load_eagle", "block", mark="para_depths"),
     "medusa": Kind("heads:load_heads", "medusa", mark="medusa_num_heads"),
     "hydra": Kind("heads:load_heads", "hydra", mark="hydra_num_heads"),
     "lm": Kind("small_lm:load_small_lm", "lm", mark="draft_lm"),
