@@ -84,17 +84,11 @@ class Fields(dict[str, Any]):
 
     def number(self, name: str, default: Any = None, lowest: float = 1e-30) -> Any:
         """The positive number `name`, or its default; SpecdecError if it is none."""
-        value = self.get(name)
-        value = default if value is None else value
+        value = default if self.get(name) is None else self[name]
         # sizes are whole numbers, as their defaults say
-        kinds: Any = (int, float) if isinstance(default, float) else int
-        if (
-            not isinstance(value, kinds)
-            or isinstance(value, bool)
-            or not lowest <= value < math.inf
-        ):
-            why = f"config.json: {name} must be a positive number, not {value!r}"
-            raise bad_checkpoint(self.folder, why)
+        kinds = (int, float) if isinstance(default, float) else (int,)
+        if type(value) not in kinds or not lowest <= value < math.inf:
+            raise bad_checkpoint(self.folder, f"{name} must be a positive number, not {value!r}")
         return value
 
     def part(self, name: str) -> dict[str, Any]:
@@ -247,10 +241,7 @@ def with_weights(
 def save_drafter(
     network: EagleNetwork, folder: str | Path, dtype: torch.dtype | None = None, **fields: Any
 ) -> Path:
-    """Write config.json and model.safetensors in the official layout, each atomically.
-
-    dtype: of the floating-point weights, default unchanged. fields: more for config.json.
-    """
+    """Write config.json (and more `fields`) and model.safetensors in the official layout."""
     folder = Path(folder)
     config = network.config
     # 1. the weights
@@ -273,25 +264,20 @@ def save_drafter(
     if config.generation == 3 or config.is_reduced:
         raw["draft_vocab_size"] = config.draft_vocab_size
     if config.generation == 3:
-        raw |= _eagle3_fields(config)
+        raw["architectures"] = ["LlamaForCausalLMEagle3"]
+        if config.own_embedding or config.target_hidden_size != config.hidden_size:
+            raw["target_hidden_size"] = config.target_hidden_size
     else:
         raw |= {"bias": config.fc_bias, "qkv_bias": config.attention_bias}
-    runs.write_json(folder / "config.json", {**raw, **fields})
-    return folder
-
-
-def _eagle3_fields(config: EagleConfig) -> dict[str, Any]:
-    raw: dict[str, Any] = {"architectures": ["LlamaForCausalLMEagle3"]}
-    if config.own_embedding or config.target_hidden_size != config.hidden_size:
-        raw["target_hidden_size"] = config.target_hidden_size
     if config.block:
         raw |= {"para_depths": config.block, "ptd_token_id": config.mask_token}
     if config.fc_norm:
         raw["fc_norm"] = True
-    if config.taps is not None:
+    if config.taps is not None and config.generation == 3:
         # layer outputs there; `hidden_states` begins with the embedding
         raw["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in config.taps]}
-    return raw
+    runs.write_json(folder / "config.json", {**raw, **fields})
+    return folder
 
 
 def save_tensors(tensors: Tensors, path: Path, dtype: torch.dtype | None = None) -> Tensors:

@@ -23,7 +23,7 @@ from specdec import machine, runs, stored
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.protocols import Drafter
 from specdec.core.tree_config import TreeConfig
-from specdec.errors import SpecdecError, check_name, door, first_line, is_pointer, unreadable, warn
+from specdec.errors import SpecdecError, check_name, check_pointer, door, first_line, warn
 from specdec.models import pairs
 from specdec.models.packed import pack as pack_weights
 from specdec.models.pairs import KINDS, OWN_DRAFTER, PRESETS, SHIPPED, WheelFile, describe_pair
@@ -53,9 +53,8 @@ def load_pair(
     name: a shipped pair ("tiny", "small"), a preset of `models/presets.yml` or a folder. target: a
     folder, a hub id, a GGUF file, a preset's name or a transformers causal LM, wrapped or not.
     drafter: as in `load_drafter`; with a preset, a kind means its weights of that kind. dtype:
-    "float32", "bfloat16", "float16", or "auto": float32 on a CPU, else the checkpoint's own.
-    device: a torch device or "auto". device_map: of transformers. pack: for this processor
-    (`packed.pack`); None: on a CPU, if weights were loaded here.
+    "auto" is float32 on a CPU, else the checkpoint's own. device_map: of transformers. pack: for
+    this processor (`packed.pack`); None: on a CPU, if weights were loaded here.
 
     >>> pair = load_pair("tiny")
     >>> pair.name, pair.target.num_layers, pair.drafter.taps
@@ -104,8 +103,8 @@ def load_drafter(
 ) -> Drafter:
     """The drafter of a folder or hub id, or of a kind (`pairs.KINDS`), bound to a target.
 
-    path: a folder or hub id, whose config.json names the kind; "kind:folder or hub id"; or a kind
-    without weights. target: a `Target` or a causal LM. pack: its weights; None: on a CPU.
+    path: a folder or hub id; "kind:folder or hub id"; or a kind without weights. pack: None: on a
+    CPU.
 
     >>> model = load_pair("tiny").target.model  # or your own
     >>> load_drafter(shipped_folder("tiny") / "drafter", model).config.generation
@@ -116,7 +115,7 @@ def load_drafter(
     folder = None
     if source or kind is None:
         folder = drafter_folder(source)
-        kind = kind or pairs.kind_of(config_of(folder))
+        kind = kind or pairs.kind_of(folder)
     elif KINDS[kind].needs_folder:
         raise SpecdecError(f"{kind} has weights: name their folder or hub id, {kind}:FOLDER.")
     load = pkgutil.resolve_name(f"specdec.models.{KINDS[kind].loader}")
@@ -137,8 +136,9 @@ def _model_of(
         return target, None
     place = target_place(target)
     number_format, where = placement(dtype, device)
+    where = None if device_map else where
     options = {"dtype": number_format, "device_map": device_map}
-    return load_model(place, "the target", None if device_map else where, **options), place
+    return load_model(place, "the target", where, **options), place
 
 
 def source_of(pair: Pair) -> dict[str, Any]:
@@ -163,12 +163,6 @@ def _load_once(source: str, dtype: str, device: str) -> Pair:
     return load_pair(**json.loads(source), dtype=dtype, device=device)
 
 
-def config_of(folder: Path) -> dict[str, Any]:
-    """config.json of a checkpoint; {} if there is none (its reader refuses it later)."""
-    path = folder / "config.json"
-    return dict(stored.read_json(path)) if path.is_file() else {}
-
-
 def preset_drafter(name: str, drafter: str | Path | None = None) -> str | None:
     """The argument of `load_drafter` for a pair's drafter, its own by default; None without one."""
     kind, source = pairs.kind_and_source(str(drafter or "eagle3"))
@@ -184,8 +178,7 @@ def preset_drafter(name: str, drafter: str | Path | None = None) -> str | None:
         return kind
     if drafter is not None:
         raise SpecdecError(f"no {kind} drafter ships with {name!r}; name the folder of yours.")
-    why = f"no drafter for {name!r} is in this installation: it can only decode plainly"
-    warn(f"{why}; give one with load_pair(target={name!r}, drafter=...).")
+    warn(f"no drafter for {name!r} is installed; give load_pair(target={name!r}, drafter=...).")
     return None
 
 
@@ -249,8 +242,7 @@ def drafter_folder(source: str) -> Path:
     if source and path.is_dir():
         return pairs.part_of(path, OWN_DRAFTER)
     if not pairs.HUB_ID.fullmatch(source):
-        why = f"{source!r} is neither a folder nor a hub id, owner/name"
-        raise SpecdecError(f"{why}; check the path.")
+        raise SpecdecError(f"{source!r} is neither a folder nor a hub id; check the path.")
     with _reading(f"the drafter {source} cannot be fetched from the hub"):
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=DRAFTER_FILES))
 
@@ -280,15 +272,10 @@ def target_config(source: str) -> Any:
 def load_model(
     source: str | Path, what: str, device: torch.device | None = None, **settings: Any
 ) -> nn.Module:
-    """A causal LM with every weight present, in eval mode. what: for errors.
-
-    device: None leaves it where transformers puts it. settings: of `from_pretrained`.
-    """
-    settings["output_loading_info"] = True
+    """A causal LM with every weight present, in eval mode. settings: of `from_pretrained`."""
+    settings |= {"pretrained_model_name_or_path": str(source), "output_loading_info": True}
+    read = functools.partial(transformers.AutoModelForCausalLM.from_pretrained, **settings)
     with _reading(f"{what} {source} cannot be loaded as a transformers causal LM", source):
-        read = functools.partial(
-            transformers.AutoModelForCausalLM.from_pretrained, str(source), **settings
-        )
         try:
             model, report = read(attn_implementation="sdpa")
         except ValueError as error:
@@ -311,9 +298,8 @@ def _reading(failure: str, place: str | Path = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:  # damaged files and wrong settings fail in many ways
-        for path in (Path(place), *Path(place).glob("*")):
-            if place and is_pointer(path):
-                raise unreadable(path, error, "weights", failure) from error
+        for path in (Path(place), *Path(place).glob("*")) if place else ():
+            check_pointer(path)
         raise SpecdecError(f"{failure}: {first_line(error)}") from error
     finally:
         if enabled:

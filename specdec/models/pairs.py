@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdec import machine, runs
+from specdec import machine, runs, stored
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.protocols import Drafter
 from specdec.errors import SpecdecError, nearest_name_error
@@ -76,12 +76,12 @@ def kind_and_source(text: str) -> tuple[str | None, str]:
     return None, text
 
 
-def kind_of(config: dict[str, Any]) -> str:
+def kind_of(folder: Path) -> str:
     """The kind of a checkpoint from its config.json; without another kind's mark, EAGLE."""
-    for name, kind in KINDS.items():
-        if kind.mark and kind.mark in config:
-            return name
-    return "eagle3"
+    path = folder / "config.json"
+    config = stored.read_json(path) if path.is_file() else {}
+    marked = [name for name, kind in KINDS.items() if kind.mark and kind.mark in config]
+    return marked[0] if marked else "eagle3"
 
 
 @dataclass(frozen=True)
