@@ -136,9 +136,8 @@ def _model_of(
         return target, None
     place = target_place(target)
     number_format, where = placement(dtype, device)
-    where = None if device_map else where
     options = {"dtype": number_format, "device_map": device_map}
-    return load_model(place, "the target", where, **options), place
+    return load_model(place, "the target", None if device_map else where, **options), place
 
 
 def source_of(pair: Pair) -> dict[str, Any]:
@@ -168,16 +167,14 @@ def preset_drafter(name: str, drafter: str | Path | None = None) -> str | None:
     kind, source = pairs.kind_and_source(str(drafter or "eagle3"))
     if source or kind is None:
         return str(drafter)
-    if drafter is None and not pairs.parts_at(name).drafter:
-        return None
     # its weights of that kind, if any are there
     place = weights_of(name, KINDS[kind].folder)
-    if place:
-        return f"{kind}:{place}"
-    if not KINDS[kind].needs_folder:
-        return kind
+    if place or not KINDS[kind].needs_folder:
+        return f"{kind}:{place}".removesuffix(":")
     if drafter is not None:
         raise SpecdecError(f"no {kind} drafter ships with {name!r}; name the folder of yours.")
+    if not pairs.parts_at(name).drafter:
+        return None
     warn(f"no drafter for {name!r} is installed; give load_pair(target={name!r}, drafter=...).")
     return None
 
@@ -185,11 +182,11 @@ def preset_drafter(name: str, drafter: str | Path | None = None) -> str | None:
 def weights_of(name: str, part: str) -> str:
     """The folder or hub id of a part of a pair, such as "drafter"; "" if it has none."""
     place = pairs.parts_at(name).drafter
-    if part and place and Path(place).name == place:
-        # the name of shipped weights
-        folder = pairs.shipped_folder(place) / part
-        return str(folder) if folder.is_dir() else ""
-    return place if part == OWN_DRAFTER else ""
+    if not (part and place) or Path(place).name != place:
+        return place if part == OWN_DRAFTER else ""
+    # the name of shipped weights
+    folder = pairs.shipped_folder(place) / part
+    return str(folder) if folder.is_dir() else ""
 
 
 def own_drafter(name: str) -> Path:

@@ -73,10 +73,7 @@ class Evidence(NamedTuple):
 
     @classmethod
     def of(cls, matched: int, places: int, rank: int, tokens: int) -> Evidence:
-        """The cell of a token that `places` places continue with after `matched` equal tokens.
-
-        rank: of this token among `tokens` different ones, from 0.
-        """
+        """Of a token with this rank among `tokens` that follow, at `places` places."""
         row = min(places, 2) - 1 if tokens == 1 else min(rank, 1) + 2
         return cls(row, bisect.bisect_right(MATCHED, matched) - 1)
 
@@ -88,16 +85,13 @@ NONE: Counts = ((0,) * len(MATCHED),) * len(PLACES)
 
 @dataclass(frozen=True)
 class CopyOdds:
-    """How often copies were right, by Evidence (hits of outcomes), and the drafter's scale.
-
-    scale: a drafter's cumulative log-probabilities times this are the log of how often such nodes
-    were right; 1 without a drafter. learned_from: what was counted, for display.
-    """
+    """How often copies were right, by Evidence (hits of outcomes), and the drafter's scale."""
 
     hits: Counts = NONE
     outcomes: Counts = NONE
+    # times a drafter's log-probability: the log of how often such nodes were right
     scale: float = 1.0
-    learned_from: str = ""
+    learned_from: str = ""  # for display
 
     @classmethod
     def from_outcomes(
@@ -112,10 +106,8 @@ class CopyOdds:
         return cls(_tuples(hits.tolist()), _tuples(outcomes.tolist()), scale, learned_from)
 
     def probability(self, cell: Evidence) -> float:
-        """That the token is the target's, given that all tokens before it are (Laplace's rule).
-
-        Before any counts it rises with the match; a second copy is rarely right.
-        """
+        """That the token is the target's, given that all tokens before it are (Laplace's rule)."""
+        # before any counts it rises with the match; a second copy is rarely right
         row, column = cell
         prior = PRIORS[row] * MATCHED[column] / (MATCHED[column] + 1.5)
         hits = self.hits[row][column] + PRIOR_COUNT * prior
@@ -288,9 +280,10 @@ class HybridDrafter(Drafter):
 
     def session(self, context_tok: int, tree_tok: int) -> DraftSession:
         """The network's own session, with the copies of another."""
-        session: Any = self.drafter.session(context_tok, tree_tok)
-        session.copied = self.copies.session(context_tok, tree_tok).copied
-        return session  # type: ignore[no-any-return]
+        session: DraftSession = self.drafter.session(context_tok, tree_tok)
+        copies = self.copies.session(context_tok, tree_tok)
+        session.copied = copies.copied  # type: ignore[method-assign]
+        return session
 
 
 def outcomes(ids: Tensor, first: int, config: NgramConfig) -> Iterator[tuple[Evidence, bool]]:
@@ -322,9 +315,8 @@ def outcomes(ids: Tensor, first: int, config: NgramConfig) -> Iterator[tuple[Evi
 #
 # Row (l, c) sees the text, the root, level 0 up to its column and its column's levels up to l. The
 # n-grams a1 b1 c1, a2 b2 c2, ... go into a pool by their first token; then all moves up a level.
-# Those that begin with the root are the candidates. (Fu et al. 2024, section 3; their code credits
-# a matched n-gram one token short.) The text fills the pool too. It depends on earlier cycles, so
-# lookahead is measured live and cannot be recorded.
+# Those that begin with the root are the candidates. (Fu et al. 2024, section 3.) The text fills the
+# pool too. It depends on earlier cycles, so lookahead cannot be recorded.
 
 # The paper's code uses 7 / 5 / 7 for 7B models on a GPU; rows cost more on a CPU.
 COLUMNS = 4  # W, of the window
@@ -401,7 +393,6 @@ class LookaheadDrafter(Drafter):
     extra_rows = COLUMNS * (NGRAM - 1)
 
     fingerprinted = {"kind": "lookahead", "columns": COLUMNS, "ngram": NGRAM, "kept": KEPT}
-    fingerprinted |= {"from_prompt": True}
 
     def __init__(self, target: Target):
         self.target = target

