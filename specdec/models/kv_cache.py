@@ -61,6 +61,9 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_max_length(self) -> int:
         return self.capacity
 
+    def reset(self) -> None:
+        self.rows = 0
+
 
 class TreeCache(Cache):  # type: ignore[misc]
     """One `RowLayer` per decoder layer. Overflow is reported before anything is written."""
