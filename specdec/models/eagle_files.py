@@ -102,19 +102,7 @@ class Fields(dict[str, Any]):
 def config_from(fields: Fields, tensors: Tensors) -> EagleConfig:
     """Shape and interpretation; the weights decide where engines ignore a field of config.json."""
     folder = fields.folder
-    for name, only in SWITCHES.items():
-        if fields.get(name) not in (None, only):
-            raise bad_checkpoint(folder, f"{name} {fields[name]!r} is not supported, only {only!r}")
-    for name, value in fields.items():
-        is_off = value is not True and value in (None, False, 0, 1)
-        if name == "sliding_window":
-            is_off = value is None or fields.get("use_sliding_window") is False
-        elif name == "layer_types":
-            is_off = set(value or ()) <= {"full_attention"}
-        elif name == "attention_multiplier":
-            is_off = value is None  # 1 is another scale than ours
-        if re.search(FOREIGN, name) and not is_off:
-            raise bad_checkpoint(folder, f"{name} {value!r} is not supported")
+    check_arithmetic(fields)
     griffin = "fc.fc.weight" in tensors
     first = tensors.get("fc.fc.weight", tensors.get("fc.weight"))
     query = tensors.get(f"{QUERY}.weight")
@@ -167,6 +155,24 @@ def config_from(fields: Fields, tensors: Tensors) -> EagleConfig:
         fc_norm="each" if "fc_norm.0.weight" in tensors or fields.get("fc_norm") else None,
         fc_bias="fc.bias" in tensors,
     )
+
+
+def check_arithmetic(fields: Fields) -> None:
+    """SpecdecError for a switch or a name of arithmetic that our layer does not compute."""
+    folder = fields.folder
+    for name, only in SWITCHES.items():
+        if fields.get(name) not in (None, only):
+            raise bad_checkpoint(folder, f"{name} {fields[name]!r} is not supported, only {only!r}")
+    for name, value in fields.items():
+        is_off = value is not True and value in (None, False, 0, 1)
+        if name == "sliding_window":
+            is_off = value is None or fields.get("use_sliding_window") is False
+        elif name == "layer_types":
+            is_off = set(value or ()) <= {"full_attention"}
+        elif name == "attention_multiplier":
+            is_off = value is None  # 1 is another scale than ours
+        if re.search(FOREIGN, name) and not is_off:
+            raise bad_checkpoint(folder, f"{name} {value!r} is not supported")
 
 
 def _rope_theta(fields: Fields) -> float:
