@@ -75,6 +75,14 @@ def first_line(error: Exception) -> str:
     return lines[0]
 
 
+def check_pointer(path) -> None:
+    """SpecdecError for a file that holds the name of its content, as clones without Git LFS do."""
+    if Path(path).is_file():
+        with open(path, "rb") as file:
+            if file.read(23) == b"version https://git-lfs":
+                raise SpecdecError(f"{path} is a pointer of Git LFS; run `git lfs pull` there.")
+
+
 def unreadable(path, error: Exception, kind: str, advice: str) -> SpecdecError:
     """The error for a file that is missing, cannot be opened or is no `kind` (see `advice`)."""
     if isinstance(error, FileNotFoundError):
@@ -82,6 +90,7 @@ def unreadable(path, error: Exception, kind: str, advice: str) -> SpecdecError:
     # permissions, a folder: the content is not to blame
     if Path(path).is_dir() or (isinstance(error, OSError) and error.strerror):
         return SpecdecError(f"{path} cannot be read: {first_line(error)}; check the path.")
+    check_pointer(path)
     return SpecdecError(f"{path} cannot be read as {kind} ({first_line(error)}); {advice}.")
 
 

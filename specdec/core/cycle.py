@@ -67,7 +67,7 @@ def cycle(
         plan = yield from ask(engine, PLAN, checked_plan, engine.limits)
     else:
         plan = checked_plan(plan, engine.limits)
-    drafts = plan.drafted and engine.forwards
+    drafts = plan.drafted and engine.forwards and engine.most_expansions >= 0
 
     # 2. root pass: the drafter reads the tokens committed last and proposes the root's children
     yield from done(engine.root(plan))

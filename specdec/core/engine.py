@@ -117,7 +117,7 @@ class LiveEngine:
             self.clock.mark()
             self._look_up_copies()
             self.clock.lap("draft")
-        if not (plan.drafted and self.forwards):
+        if not (plan.drafted and self.forwards) or self.most_expansions < 0:
             return
 
         # 3. the drafter reads the new tokens, each with the target's features before it
@@ -282,8 +282,8 @@ class LiveEngine:
     @property
     def most_expansions(self) -> int:
         """Levels below the root's children that fit into target and drafter; -1: not even those."""
-        limit = self.target.position_limit or UNLIMITED
-        room = limit - self._length - 1
+        limits = (self.target.position_limit, self.drafter.position_limit)
+        room = min(limit or UNLIMITED for limit in limits) - self._length - 1
         if self.drafter.deepest is not None:
             room = min(room, self.drafter.deepest)
         return room

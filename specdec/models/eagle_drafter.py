@@ -43,9 +43,10 @@ class NetworkDrafter(Drafter):
         self.network = network
         self.target = target
         self.config = network.config
-        self.taps = tuple(self.config.taps or (target.num_layers,))
-        if self.config.taps is None and self.config.generation == 3:
-            self.taps = default_taps(target.num_layers)
+        taps = self.config.taps
+        if taps is None and self.config.generation == 3:
+            taps = default_taps(target.num_layers)
+        self.taps = tuple(taps or (target.num_layers,))
         self._bound_to: object = None
         self.refresh()
         with torch.inference_mode():
@@ -135,16 +136,13 @@ def check_fit(config: EagleConfig, taps: Sequence[int], target: Target) -> None:
 
 @dataclass(slots=True)
 class DraftStep:
-    """Rows ready for the drafter's layer: tokens int64 [..., W], inputs [..., W, H].
+    """Rows ready for the drafter's layer; the owner of the keys decides which rows see which."""
 
-    cos, sin broadcast to [..., W, heads, D]. attend(rotated q [..., W, heads, D] and k, v [..., W,
-    kv heads, D]) returns [..., W, heads * D]: the owner of the keys decides which rows see which.
-    """
-
-    tokens: Tensor
-    hidden: Tensor
-    cos: Tensor
+    tokens: Tensor  # int64 [..., W]
+    hidden: Tensor  # [..., W, H]
+    cos: Tensor  # broadcasts to [..., W, heads, D]
     sin: Tensor
+    # of rotated q [..., W, heads, D] and k, v [..., W, kv heads, D]: [..., W, heads * D]
     attend: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -219,7 +217,7 @@ class EagleSession(DraftSession):
         self._hidden = states
         if kind == "root":
             self._hidden = states[-1:]
-            self.root_state = self._hidden[0]
+            self.root_state = states[-1]
         return self._hidden
 
     def _attend(
@@ -239,17 +237,12 @@ class EagleSession(DraftSession):
 
 @dataclass
 class TreeBatch:
-    """Candidate trees of P roots in creation order, C = k + depth * k**2 candidates each.
+    """Candidate trees of P roots in creation order, C = k + depth * k**2 candidates each."""
 
-    scores float32 [P, C], tokens int64 [P, C]. beams int64 [P, depth, k]: flat indices inside level
-    i of the nodes that expansion i expands. root_tokens int64, root_scores float32 [P, most]: the
-    root's best children, including those beyond the beam.
-    """
-
-    scores: Tensor
-    tokens: Tensor
-    beams: Tensor
-    root_tokens: Tensor
+    scores: Tensor  # float32 [P, C]
+    tokens: Tensor  # int64 [P, C]
+    beams: Tensor  # int64 [P, depth, k]: indices inside level i of the nodes that are expanded
+    root_tokens: Tensor  # int64 [P, most]: the root's best children, those beyond the beam too
     root_scores: Tensor
 
 
@@ -259,21 +252,15 @@ Choice = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 @dataclass
 class ChosenTrees:
-    """Trees of P roots that expand chosen nodes, level by level.
+    """Trees of P roots that expand chosen nodes, level by level; absent nodes score -inf."""
 
-    contexts int64 [P]: tokens before each root. states [P, W, H]: of the last level. root: its best
-    children, int64 and float32 [P, most]. scores float32, tokens int64: [P, k], then [P, W * k] of
-    every level's W expanded nodes; absent candidates have the score -inf. beams int64 [P, W]: the
-    candidates expanded, in the order of their scores; -1 for none.
-    """
-
-    contexts: Tensor
-    states: Tensor
+    contexts: Tensor  # int64 [P]: tokens before each root
+    states: Tensor  # [P, W, H]: of the last level
     keys: TreeKeys
-    root: tuple[Tensor, Tensor]
-    scores: list[Tensor]
+    root: tuple[Tensor, Tensor]  # its best children, int64 and float32 [P, most]
+    scores: list[Tensor]  # float32 [P, k], then [P, W * k] of every level's W expanded nodes
     tokens: list[Tensor]
-    beams: list[Tensor] = field(default_factory=list)
+    beams: list[Tensor] = field(default_factory=list)  # int64 [P, W]: those expanded; -1 for none
 
 
 class BatchedDrafter:
@@ -301,9 +288,8 @@ class BatchedDrafter:
             return beam, torch.zeros_like(beam, dtype=torch.bool)
 
         trees = self.grow_chosen(contexts, top_k, depth, best, most)
-        beams = torch.zeros((len(contexts), 0, top_k), dtype=torch.long)
-        if depth:
-            beams = torch.stack(trees.beams, 1)
+        beams = torch.cat((contexts.new_zeros(len(contexts), 0), *trees.beams), 1)
+        beams = beams.view(len(contexts), depth, top_k)
         return TreeBatch(torch.cat(trees.scores, 1), torch.cat(trees.tokens, 1), beams, *trees.root)
 
     def grow_chosen(
@@ -347,23 +333,19 @@ class BatchedDrafter:
 
 
 class TreeKeys:
-    """Keys and values of the text, shared by P roots, and of their trees so far.
-
-    text [2, kv, T, D]. Of the trees: keys, values [P, kv, rows, D]; visible bool [P, W, rows]: what
-    the newest level's nodes may attend to, which is their own branch.
-    """
+    """Keys and values of the text [2, kv, T, D], shared by P roots, and of their trees so far."""
 
     def __init__(self, text: Tensor):
         self.text_keys, self.text_values = text
-        self.keys: Tensor | None = None
+        self.keys: Tensor | None = None  # [P, kv, rows, D]
         self.values: Tensor
-        self.visible: Tensor
+        self.visible: Tensor  # bool [P, W, rows]: the branches of the newest level's nodes
 
     def attend(self, contexts: Tensor, rows: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention over the text before each root and the root's own branch, normalised once.
 
-        q [P, W, heads, D], k and v [P, W, kv, D] of a level's nodes, whose keys and values join the
-        trees; rows [P, W]: each one's row in the level before.
+        q [P, W, heads, D], k and v [P, W, kv, D] of a level's nodes, which join the trees;
+        rows [P, W]: each one's row in the level before.
         """
         # 1. the branches grow by this level
         groups = q.shape[2] // k.shape[2]
@@ -409,7 +391,7 @@ class TreeKeys:
 class BlockDrafter(EagleDrafter):
     """A block network bound to a target."""
 
-    def __init__(self, network: BlockNetwork, target: Target):
+    def __init__(self, network: Any, target: Target):
         super().__init__(network, target)
         # expansions: the root's children come from the first row
         self.deepest = self.config.block - 1
@@ -486,12 +468,7 @@ class BatchedBlocks(BatchedDrafter):
 
 
 def load_eagle(folder: Path, target: Target) -> EagleDrafter:
-    return EagleDrafter(read_network(folder), target)
-
-
-def load_block(folder: Path, target: Target) -> BlockDrafter:
-    """The drafter in `folder`, bound to a target. SpecdecError if it is no block drafter."""
+    """The drafter in `folder`, of the kind that its weights show, bound to a target."""
     network = read_network(folder)
-    if not isinstance(network, BlockNetwork):
-        raise SpecdecError(f"{folder} is no block drafter; load it as eagle3.")
-    return BlockDrafter(network, target)
+    kind = BlockDrafter if isinstance(network, BlockNetwork) else EagleDrafter
+    return kind(network, target)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from specdec import runs, stored
 from specdec.core.pair import dtype_name
-from specdec.errors import SpecdecError, first_line
+from specdec.errors import SpecdecError, unreadable
 from specdec.models.eagle_network import EagleConfig, EagleNetwork, network_of
 
 # in this order; shards of one kind are read together
@@ -41,6 +41,9 @@ SWITCHES = {
     "norm_output": False,
     "norm_before_fc": False,
 }
+# names of arithmetic that our layer lacks; some values mean that it is off
+FOREIGN = "^sliding_window|^layer_types|softcap|sink|_multiplier|logits?_scal|^scale_|qk_norm"
+FOREIGN += "|partial_rotary|clip_qkv|chunk_size|temperature_tuning|query_pre_attn"
 
 # fields of config.json with the names of ours
 SHAPE = ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"]
@@ -81,17 +84,11 @@ class Fields(dict[str, Any]):
 
     def number(self, name: str, default: Any = None, lowest: float = 1e-30) -> Any:
         """The positive number `name`, or its default; SpecdecError if it is none."""
-        value = self.get(name)
-        value = default if value is None else value
+        value = default if self.get(name) is None else self[name]
         # sizes are whole numbers, as their defaults say
-        kinds: Any = (int, float) if isinstance(default, float) else int
-        if (
-            not isinstance(value, kinds)
-            or isinstance(value, bool)
-            or not lowest <= value < math.inf
-        ):
-            why = f"config.json: {name} must be a positive number, not {value!r}"
-            raise bad_checkpoint(self.folder, why)
+        kinds = (int, float) if isinstance(default, float) else (int,)
+        if type(value) not in kinds or not lowest <= value < math.inf:
+            raise bad_checkpoint(self.folder, f"{name} must be a positive number, not {value!r}")
         return value
 
     def part(self, name: str) -> dict[str, Any]:
@@ -105,9 +102,7 @@ class Fields(dict[str, Any]):
 def config_from(fields: Fields, tensors: Tensors) -> EagleConfig:
     """Shape and interpretation; the weights decide where engines ignore a field of config.json."""
     folder = fields.folder
-    for name, only in SWITCHES.items():
-        if fields.get(name) not in (None, only):
-            raise bad_checkpoint(folder, f"{name} {fields[name]!r} is not supported, only {only!r}")
+    check_arithmetic(fields)
     griffin = "fc.fc.weight" in tensors
     first = tensors.get("fc.fc.weight", tensors.get("fc.weight"))
     query = tensors.get(f"{QUERY}.weight")
@@ -162,6 +157,24 @@ def config_from(fields: Fields, tensors: Tensors) -> EagleConfig:
     )
 
 
+def check_arithmetic(fields: Fields) -> None:
+    """SpecdecError for a switch or a name of arithmetic that our layer does not compute."""
+    folder = fields.folder
+    for name, only in SWITCHES.items():
+        if fields.get(name) not in (None, only):
+            raise bad_checkpoint(folder, f"{name} {fields[name]!r} is not supported, only {only!r}")
+    for name, value in fields.items():
+        is_off = value is not True and value in (None, False, 0, 1)
+        if name == "sliding_window":
+            is_off = value is None or fields.get("use_sliding_window") is False
+        elif name == "layer_types":
+            is_off = set(value or ()) <= {"full_attention"}
+        elif name == "attention_multiplier":
+            is_off = value is None  # 1 is another scale than ours
+        if re.search(FOREIGN, name) and not is_off:
+            raise bad_checkpoint(folder, f"{name} {value!r} is not supported")
+
+
 def _rope_theta(fields: Fields) -> float:
     """The drafter's own RoPE base. Scaled RoPE is refused: engines read it differently."""
     rope = fields.part("rope_parameters") or fields.part("rope_scaling")
@@ -191,8 +204,8 @@ def read_weights(path: Path) -> Tensors:
         tensors: Tensors = torch.load(path, weights_only=True, map_location="cpu")
         return {name: value.contiguous() for name, value in tensors.items()}
     except Exception as error:  # damage has many names
-        why = f"{path} is damaged or holds more than tensors ({first_line(error)})"
-        raise SpecdecError(f"{why}; fetch it again, as safetensors.") from error
+        advice = "it is damaged or holds more than tensors: fetch it again, as safetensors"
+        raise unreadable(path, error, "weights", advice) from error
 
 
 def with_weights(
@@ -234,10 +247,7 @@ def with_weights(
 def save_drafter(
     network: EagleNetwork, folder: str | Path, dtype: torch.dtype | None = None, **fields: Any
 ) -> Path:
-    """Write config.json and model.safetensors in the official layout, each atomically.
-
-    dtype: of the floating-point weights, default unchanged. fields: more for config.json.
-    """
+    """Write config.json (and more `fields`) and model.safetensors in the official layout."""
     folder = Path(folder)
     config = network.config
     # 1. the weights
@@ -260,25 +270,20 @@ def save_drafter(
     if config.generation == 3 or config.is_reduced:
         raw["draft_vocab_size"] = config.draft_vocab_size
     if config.generation == 3:
-        raw |= _eagle3_fields(config)
+        raw["architectures"] = ["LlamaForCausalLMEagle3"]
+        if config.own_embedding or config.target_hidden_size != config.hidden_size:
+            raw["target_hidden_size"] = config.target_hidden_size
     else:
         raw |= {"bias": config.fc_bias, "qkv_bias": config.attention_bias}
-    runs.write_json(folder / "config.json", {**raw, **fields})
-    return folder
-
-
-def _eagle3_fields(config: EagleConfig) -> dict[str, Any]:
-    raw: dict[str, Any] = {"architectures": ["LlamaForCausalLMEagle3"]}
-    if config.own_embedding or config.target_hidden_size != config.hidden_size:
-        raw["target_hidden_size"] = config.target_hidden_size
     if config.block:
         raw |= {"para_depths": config.block, "ptd_token_id": config.mask_token}
     if config.fc_norm:
         raw["fc_norm"] = True
-    if config.taps is not None:
+    if config.taps is not None and config.generation == 3:
         # layer outputs there; `hidden_states` begins with the embedding
         raw["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in config.taps]}
-    return raw
+    runs.write_json(folder / "config.json", {**raw, **fields})
+    return folder
 
 
 def save_tensors(tensors: Tensors, path: Path, dtype: torch.dtype | None = None) -> Tensors:

@@ -21,16 +21,7 @@ from specdec.models.target import setting
 
 @dataclass(frozen=True)
 class EagleConfig:
-    """Shape and interpretation of a drafter. Every field that fails silently when wrong is here.
-
-    generation: 3 for EAGLE-3 (three taps, own head), 1 for EAGLE-1/2 (last state, target's head).
-    griffin: generation 1 with a gated fusion and a state of two streams (`GriffinNetwork`).
-    taps: indices into `hidden_states` (2: the *input* of layer 2); None: 2, L // 2, L - 3.
-    rope_theta: the drafter's own base, never the target's (10000 unless its config differs).
-    fc_norm: None, or "each": one norm per tap.
-    block: positions that one pass drafts (`BlockNetwork`); 0: one position after the other.
-    mask_token: the token that the rows of a block read after its first.
-    """
+    """Shape and interpretation of a drafter. Every field that fails silently when wrong is here."""
 
     hidden_size: int
     intermediate_size: int
@@ -41,17 +32,19 @@ class EagleConfig:
     target_hidden_size: int
     head_dim: int = 0  # 0: hidden_size / num_attention_heads
     rms_norm_eps: float = 1e-5
-    rope_theta: float = 10000.0
+    rope_theta: float = 10000.0  # the drafter's own base, never the target's
+    # 3 for EAGLE-3 (three taps, own head), 1 for EAGLE-1/2 (last state, target's head)
     generation: int = 3
     num_taps: int = 3
+    # indices into `hidden_states` (2: the *input* of layer 2); None: 2, L // 2, L - 3
     taps: tuple[int, ...] | None = None
     attention_bias: bool = False
-    fc_norm: str | None = None
+    fc_norm: str | None = None  # "each": one norm per tap
     fc_bias: bool = False
     own_embedding: bool = False
-    griffin: bool = False
-    block: int = 0
-    mask_token: int = 0
+    griffin: bool = False  # generation 1 with a gated fusion and a state of two streams
+    block: int = 0  # positions that one pass drafts; 0: one position after the other
+    mask_token: int = 0  # what the rows of a block read after its first
 
     def __post_init__(self) -> None:
         if not self.head_dim:
@@ -144,11 +137,6 @@ class DecoderLayer(nn.Module):
             self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
-        """Attention's and the MLP's parts added to the residual. [..., heads * D] -> [..., H]"""
-        hidden = residual + self.self_attn.o_proj(attended)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
-
 
 class EagleNetwork(nn.Module):
     """Weights of one EAGLE drafter, with the official names (`midlayer.*`, `fc`, `lm_head`, ...).
@@ -217,7 +205,9 @@ class EagleNetwork(nn.Module):
 
     def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
         """The recurrent state, *before* the final norm. [..., heads * D], [..., H] -> [..., H]"""
-        return self.midlayer.finish(attended, residual)
+        layer = self.midlayer
+        hidden = residual + layer.self_attn.o_proj(attended)
+        return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
     def head(self, hidden: Tensor, level: int = 0) -> Tensor:
         """Draft logits [..., Vd] of states, the same at every level."""
@@ -231,8 +221,6 @@ class EagleNetwork(nn.Module):
 
     def use_head(self, head: Any) -> None:
         """Use the target's head (EAGLE-1/2) for the draft vocabulary; it is not saved."""
-        if self.config.generation == 3:
-            return
         weight = head.weight.detach()
         dtype = weight.dtype
         if not self.config.is_reduced:

@@ -49,19 +49,15 @@ HYDRA = [("first.{}.", "hydra_mlp.{}.0."), ("lm_heads.{}.", "hydra_lm_head.{}.")
 
 @dataclass(frozen=True)
 class HeadsConfig:
-    """The heads of one drafter.
-
-    hydra: they also read the tokens drafted so far. shared: one projection over the draft
-    vocabulary, else one per head over the target's. taps: the last hidden state.
-    """
+    """The heads of one drafter."""
 
     hidden_size: int
     vocab_size: int
     draft_vocab_size: int
     num_heads: int = 4
-    hydra: bool = False
-    shared: bool = True
-    taps: tuple[int, ...] | None = None
+    hydra: bool = False  # they also read the tokens drafted so far
+    shared: bool = True  # one projection over the draft vocabulary, else one per head
+    taps: tuple[int, ...] | None = None  # the last hidden state
     num_taps = 1
     own_embedding = False
     generation = 0  # of EAGLE: none
@@ -91,10 +87,8 @@ class Block(nn.Module):
             nn.init.eye_(self.res_connection.weight)
             nn.init.zeros_(self.res_connection.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., wide] -> [..., H]"""
-        added: Tensor = F.silu(self.linear(x))
-        return self.res_connection(x) + added
+    def forward(self, x: Tensor) -> Tensor:  # [..., wide] -> [..., H]
+        return self.res_connection(x) + F.silu(self.linear(x))
 
 
 class HeadsNetwork(nn.Module):
@@ -124,14 +118,11 @@ class HeadsNetwork(nn.Module):
 
     def extend(self, path: Tensor, embedded: Tensor) -> Tensor:
         """Paths [..., X] of nodes from their parents' and their tokens' embeddings [..., H]."""
-        if not self.config.hydra:
-            return path
-        return torch.cat((path, embedded.to(path.dtype)), -1)
+        return torch.cat((path, embedded.to(path.dtype)), -1) if self.config.hydra else path
 
     def state(self, path: Tensor, level: int) -> Tensor:
         """The states [..., H] of nodes at `level` (0: the root)."""
-        state: Tensor = self.first[level](path)
-        return state
+        return self.first[level](path)
 
     def head(self, state: Tensor, level: int = 0) -> Tensor:
         """Draft logits [..., Vd]."""
@@ -236,11 +227,10 @@ def save_heads(network: HeadsNetwork, folder: str | Path, dtype: torch.dtype | N
             tensors[renamed(name, HYDRA if config.hydra else MEDUSA)] = value
     kind = "hydra" if config.hydra else "medusa"
     save_tensors(tensors, folder / f"{kind}_lm_head.safetensors", dtype)
-    raw: dict[str, Any] = {f"{kind}_num_heads": config.num_heads, f"{kind}_num_layers": 1}
+    raw: dict[str, Any] = {"version": "2"}
     if config.hydra:
-        raw |= {"hydra_head_arch": "mlp", "grounded_heads": True, "hidden_state_offset": 0}
-    else:
-        raw["version"] = "2"
+        raw = {"hydra_head_arch": "mlp", "grounded_heads": True, "hidden_state_offset": 0}
+    raw |= {f"{kind}_num_heads": config.num_heads, f"{kind}_num_layers": 1}
     raw |= {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
     if config.shared:
         raw["draft_vocab_size"] = config.draft_vocab_size

@@ -169,9 +169,7 @@ def attend(
 ) -> Tensor:
     """Query [B, heads, T, D] over key and value [B, kv heads, M, D] -> [B, heads, T, D].
 
-    mask: additive, broadcastable to [B, 1, T, M]; None if all keys are visible. causal: T = M rows
-    in order. On a device of STACKING the heads that share a key head become rows of one product, so
-    that no key is read twice (up to 5 times as fast for one row).
+    mask: additive, broadcastable to [B, 1, T, M]; None if all keys are visible.
     """
     batch, heads, rows, width = query.shape
     groups = heads // key.shape[1]
@@ -179,6 +177,7 @@ def attend(
         return F.scaled_dot_product_attention(
             query, key, value, mask, is_causal=causal, scale=scale, enable_gqa=groups > 1
         )
+    # heads that share a key head become rows of one product, so that no key is read twice
     if mask is not None:
         if mask.dim() == 4:
             mask = mask.expand(-1, 1, rows, -1)

@@ -23,7 +23,7 @@ from specdec import machine, runs, stored
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.protocols import Drafter
 from specdec.core.tree_config import TreeConfig
-from specdec.errors import SpecdecError, check_name, door, first_line, warn
+from specdec.errors import SpecdecError, check_name, check_pointer, door, first_line, warn
 from specdec.models import pairs
 from specdec.models.packed import pack as pack_weights
 from specdec.models.pairs import KINDS, OWN_DRAFTER, PRESETS, SHIPPED, WheelFile, describe_pair
@@ -53,9 +53,8 @@ def load_pair(
     name: a shipped pair ("tiny", "small"), a preset of `models/presets.yml` or a folder. target: a
     folder, a hub id, a GGUF file, a preset's name or a transformers causal LM, wrapped or not.
     drafter: as in `load_drafter`; with a preset, a kind means its weights of that kind. dtype:
-    "float32", "bfloat16", "float16", or "auto": float32 on a CPU, else the checkpoint's own.
-    device: a torch device or "auto". device_map: of transformers. pack: for this processor
-    (`packed.pack`); None: on a CPU, if weights were loaded here.
+    "auto" is float32 on a CPU, else the checkpoint's own. device_map: of transformers. pack: for
+    this processor (`packed.pack`); None: on a CPU, if weights were loaded here.
 
     >>> pair = load_pair("tiny")
     >>> pair.name, pair.target.num_layers, pair.drafter.taps
@@ -104,8 +103,8 @@ def load_drafter(
 ) -> Drafter:
     """The drafter of a folder or hub id, or of a kind (`pairs.KINDS`), bound to a target.
 
-    path: a folder or hub id, whose config.json names the kind; "kind:folder or hub id"; or a kind
-    without weights. target: a `Target` or a causal LM. pack: its weights; None: on a CPU.
+    path: a folder or hub id; "kind:folder or hub id"; or a kind without weights. pack: None: on a
+    CPU.
 
     >>> model = load_pair("tiny").target.model  # or your own
     >>> load_drafter(shipped_folder("tiny") / "drafter", model).config.generation
@@ -116,7 +115,7 @@ def load_drafter(
     folder = None
     if source or kind is None:
         folder = drafter_folder(source)
-        kind = kind or pairs.kind_of(config_of(folder))
+        kind = kind or pairs.kind_of(folder)
     elif KINDS[kind].needs_folder:
         raise SpecdecError(f"{kind} has weights: name their folder or hub id, {kind}:FOLDER.")
     load = pkgutil.resolve_name(f"specdec.models.{KINDS[kind].loader}")
@@ -163,40 +162,31 @@ def _load_once(source: str, dtype: str, device: str) -> Pair:
     return load_pair(**json.loads(source), dtype=dtype, device=device)
 
 
-def config_of(folder: Path) -> dict[str, Any]:
-    """config.json of a checkpoint; {} if there is none (its reader refuses it later)."""
-    path = folder / "config.json"
-    return dict(stored.read_json(path)) if path.is_file() else {}
-
-
 def preset_drafter(name: str, drafter: str | Path | None = None) -> str | None:
     """The argument of `load_drafter` for a pair's drafter, its own by default; None without one."""
     kind, source = pairs.kind_and_source(str(drafter or "eagle3"))
     if source or kind is None:
         return str(drafter)
-    if drafter is None and not pairs.parts_at(name).drafter:
-        return None
     # its weights of that kind, if any are there
     place = weights_of(name, KINDS[kind].folder)
-    if place:
-        return f"{kind}:{place}"
-    if not KINDS[kind].needs_folder:
-        return kind
+    if place or not KINDS[kind].needs_folder:
+        return f"{kind}:{place}".removesuffix(":")
     if drafter is not None:
         raise SpecdecError(f"no {kind} drafter ships with {name!r}; name the folder of yours.")
-    why = f"no drafter for {name!r} is in this installation: it can only decode plainly"
-    warn(f"{why}; give one with load_pair(target={name!r}, drafter=...).")
+    if not pairs.parts_at(name).drafter:
+        return None
+    warn(f"no drafter for {name!r} is installed; give load_pair(target={name!r}, drafter=...).")
     return None
 
 
 def weights_of(name: str, part: str) -> str:
     """The folder or hub id of a part of a pair, such as "drafter"; "" if it has none."""
     place = pairs.parts_at(name).drafter
-    if part and place and Path(place).name == place:
-        # the name of shipped weights
-        folder = pairs.shipped_folder(place) / part
-        return str(folder) if folder.is_dir() else ""
-    return place if part == OWN_DRAFTER else ""
+    if not (part and place) or Path(place).name != place:
+        return place if part == OWN_DRAFTER else ""
+    # the name of shipped weights
+    folder = pairs.shipped_folder(place) / part
+    return str(folder) if folder.is_dir() else ""
 
 
 def own_drafter(name: str) -> Path:
@@ -231,7 +221,7 @@ def target_place(source: str | Path) -> str:
 def unpack_gguf(path: Path, folder: Path) -> None:
     """Write a GGUF file as a transformers folder in bfloat16, read by transformers."""
     with runs.atomic_folder(folder) as fresh:
-        with _reading(f"{path} cannot be read as GGUF by transformers"):
+        with _reading(f"{path} cannot be read as GGUF by transformers", path):
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 path.parent,
                 gguf_file=path.name,
@@ -249,8 +239,7 @@ def drafter_folder(source: str) -> Path:
     if source and path.is_dir():
         return pairs.part_of(path, OWN_DRAFTER)
     if not pairs.HUB_ID.fullmatch(source):
-        why = f"{source!r} is neither a folder nor a hub id, owner/name"
-        raise SpecdecError(f"{why}; check the path.")
+        raise SpecdecError(f"{source!r} is neither a folder nor a hub id; check the path.")
     with _reading(f"the drafter {source} cannot be fetched from the hub"):
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=DRAFTER_FILES))
 
@@ -280,15 +269,10 @@ def target_config(source: str) -> Any:
 def load_model(
     source: str | Path, what: str, device: torch.device | None = None, **settings: Any
 ) -> nn.Module:
-    """A causal LM with every weight present, in eval mode. what: for errors.
-
-    device: None leaves it where transformers puts it. settings: of `from_pretrained`.
-    """
-    settings["output_loading_info"] = True
-    with _reading(f"{what} {source} cannot be loaded as a transformers causal LM"):
-        read = functools.partial(
-            transformers.AutoModelForCausalLM.from_pretrained, str(source), **settings
-        )
+    """A causal LM with every weight present, in eval mode. settings: of `from_pretrained`."""
+    settings |= {"pretrained_model_name_or_path": str(source), "output_loading_info": True}
+    read = functools.partial(transformers.AutoModelForCausalLM.from_pretrained, **settings)
+    with _reading(f"{what} {source} cannot be loaded as a transformers causal LM", source):
         try:
             model, report = read(attn_implementation="sdpa")
         except ValueError as error:
@@ -303,7 +287,7 @@ def load_model(
 
 
 @contextlib.contextmanager
-def _reading(failure: str) -> Iterator[None]:
+def _reading(failure: str, place: str | Path = "") -> Iterator[None]:
     """Any error inside becomes one sentence; no progress bars, which would stay in a notebook."""
     logging = transformers.utils.logging
     enabled = logging.is_progress_bar_enabled()
@@ -311,6 +295,8 @@ def _reading(failure: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # damaged files and wrong settings fail in many ways
+        for path in (Path(place), *Path(place).glob("*")) if place else ():
+            check_pointer(path)
         raise SpecdecError(f"{failure}: {first_line(error)}") from error
     finally:
         if enabled:
@@ -322,5 +308,5 @@ def load_tokenizer(source: str | Path) -> Any:
     path = runs.placed(source)
     if path.is_dir() and not any((path / name).is_file() for name in TOKENIZER_FILES):
         return None
-    with _reading(f"the tokenizer of {source} cannot be loaded"):
+    with _reading(f"the tokenizer of {source} cannot be loaded", path):
         return transformers.AutoTokenizer.from_pretrained(str(path))

@@ -27,7 +27,7 @@ from scipy import optimize  # type: ignore[import-untyped]
 from torch import Tensor
 
 from specdec import runs
-from specdec.core.protocols import Drafter, DraftForward, DraftSession
+from specdec.core.protocols import Drafter, DraftSession
 from specdec.core.tree import Trie
 from specdec.errors import SpecdecError
 from specdec.models.eagle_drafter import load_eagle
@@ -48,17 +48,12 @@ class Text:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self._places: dict[int, list[int]] = defaultdict(list)
+        self.places: dict[int, list[int]] = defaultdict(list)
 
     def grow_to(self, ids: Tensor) -> None:
-        """Read the tokens of `ids` that are new."""
         for token in ids[len(self.tokens) :].tolist():
-            self._places[token].append(len(self.tokens))
+            self.places[token].append(len(self.tokens))
             self.tokens.append(token)
-
-    def ends(self) -> list[int]:
-        """Earlier places of the text's last token, in order."""
-        return self._places[self.tokens[-1]][:-1] if self.tokens else []
 
     def match(self, place: int, longest: int) -> int:
         """Number of tokens up to `place` that equal the text's end; at most `longest`."""
@@ -78,14 +73,9 @@ class Evidence(NamedTuple):
 
     @classmethod
     def of(cls, matched: int, places: int, rank: int, tokens: int) -> Evidence:
-        """The cell of a token that `places` places continue with after `matched` equal tokens.
-
-        rank: of this token among `tokens` different ones, from 0.
-        """
-        column = bisect.bisect_right(MATCHED, matched) - 1
-        if tokens == 1:
-            return cls(min(places, 2) - 1, column)
-        return cls(min(rank, 1) + 2, column)
+        """Of a token with this rank among `tokens` that follow, at `places` places."""
+        row = min(places, 2) - 1 if tokens == 1 else min(rank, 1) + 2
+        return cls(row, bisect.bisect_right(MATCHED, matched) - 1)
 
 
 CELLS = [Evidence(*cell) for cell in itertools.product(range(len(PLACES)), range(len(MATCHED)))]
@@ -95,34 +85,29 @@ NONE: Counts = ((0,) * len(MATCHED),) * len(PLACES)
 
 @dataclass(frozen=True)
 class CopyOdds:
-    """How often copies were right, by Evidence (hits of outcomes), and the drafter's scale.
-
-    scale: a drafter's cumulative log-probabilities times this are the log of how often such nodes
-    were right; 1 without a drafter. learned_from: what was counted, for display.
-    """
+    """How often copies were right, by Evidence (hits of outcomes), and the drafter's scale."""
 
     hits: Counts = NONE
     outcomes: Counts = NONE
+    # times a drafter's log-probability: the log of how often such nodes were right
     scale: float = 1.0
-    learned_from: str = ""
+    learned_from: str = ""  # for display
 
     @classmethod
     def from_outcomes(
         cls, copies: Iterable[tuple[Evidence, bool]], scale: float = 1.0, learned_from: str = ""
     ) -> CopyOdds:
         """The table of outcomes: (Evidence, whether the copied token was the target's)."""
-        hits = [list(row) for row in NONE]
-        outcomes = [list(row) for row in NONE]
-        for (row, column), right in copies:
-            outcomes[row][column] += 1
-            hits[row][column] += right
-        return cls(_tuples(hits), _tuples(outcomes), scale, learned_from)
+        hits = np.zeros((len(PLACES), len(MATCHED)), int)
+        outcomes = np.zeros_like(hits)
+        for cell, right in copies:
+            outcomes[cell] += 1
+            hits[cell] += right
+        return cls(_tuples(hits.tolist()), _tuples(outcomes.tolist()), scale, learned_from)
 
     def probability(self, cell: Evidence) -> float:
-        """That the token is the target's, given that all tokens before it are (Laplace's rule).
-
-        Before any counts it rises with the match; a second copy is rarely right.
-        """
+        """That the token is the target's, given that all tokens before it are (Laplace's rule)."""
+        # before any counts it rises with the match; a second copy is rarely right
         row, column = cell
         prior = PRIORS[row] * MATCHED[column] / (MATCHED[column] + 1.5)
         hits = self.hits[row][column] + PRIOR_COUNT * prior
@@ -136,13 +121,12 @@ class CopyOdds:
     @property
     def table(self) -> list[dict[str, Any]]:
         """A row per cell: places, matched (at least), outcomes, hits, probability."""
-        names = ("places", "matched", "outcomes", "hits", "probability")
         rows = []
         for cell in CELLS:
             row, column = cell
-            counts = (self.outcomes[row][column], self.hits[row][column])
-            values = (PLACES[row], MATCHED[column], *counts, self.probability(cell))
-            rows.append(dict(zip(names, values, strict=True)))
+            counts = {"outcomes": self.outcomes[row][column], "hits": self.hits[row][column]}
+            place = {"places": PLACES[row], "matched": MATCHED[column]}
+            rows.append({**place, **counts, "probability": self.probability(cell)})
         return rows
 
     @property
@@ -153,12 +137,12 @@ class CopyOdds:
     def save(self, folder: str | Path) -> Path:
         """Write copies.json, with its hash, into a folder."""
         content = {"matched": list(MATCHED), **asdict(self), "hash": self.key}
-        return runs.write_json(Path(folder).expanduser() / FILE, content)
+        return runs.write_json(Path(folder) / FILE, content)
 
     @classmethod
     def load(cls, folder: str | Path) -> CopyOdds:
         """Read what `save` wrote. SpecdecError for a missing or damaged file."""
-        path = Path(folder).expanduser() / FILE
+        path = Path(folder) / FILE
         fields = read_json(path, CopiesFile, "count it again")
         counts = (_tuples(fields["hits"]), _tuples(fields["outcomes"]))
         odds = cls(*counts, fields["scale"], fields["learned_from"])
@@ -171,7 +155,7 @@ def _tuples(rows: list[list[int]]) -> Counts:
     return tuple(tuple(row) for row in rows)
 
 
-def fit_scale(scores: Sequence[float] | np.ndarray, right: Sequence[bool] | np.ndarray) -> float:
+def fit_scale(scores: np.ndarray, right: np.ndarray) -> float:
     """The scale a > 0 for which exp(a x scores [N]) best predicts `right` (maximum likelihood)."""
     log_probs = np.minimum(np.asarray(scores, float), -1e-6)
     correct = np.asarray(right, bool)
@@ -199,14 +183,12 @@ class NgramConfig:
 
 
 PROMPT_LOOKUP = NgramConfig(longest=2, first_place=True, nodes=10)  # transformers' settings
-
-# (tokens that match, where the match ends)
-Place = tuple[int, int]
+Place = tuple[int, int]  # (tokens that match, where the match ends)
 
 
 def matches(text: Text, config: NgramConfig) -> list[Place]:
     """The places to copy from, longest matches first, ties by the newest."""
-    ends = text.ends()
+    ends = text.places[text.tokens[-1]][:-1]
     if config.first_place:
         places = [(text.match(end, config.longest), end) for end in ends]
         return [max(places, key=lambda place: (place[0], -place[1]))] if places else []
@@ -221,10 +203,7 @@ def matches(text: Text, config: NgramConfig) -> list[Place]:
 def next_tokens(
     text: Text, places: list[Place], depth: int, children: int
 ) -> list[tuple[int, list[Place], Evidence]]:
-    """What followed `places` after `depth` copied tokens: (token, its places, its Evidence).
-
-    Best first, at most `children`.
-    """
+    """What followed `places` after `depth` copied tokens, best first: (token, places, Evidence)."""
     follows: dict[int, list[Place]] = {}
     for match, end in places:
         if end + depth + 1 < len(text.tokens):
@@ -254,7 +233,7 @@ def trie_of(text: Text, config: NgramConfig, odds: CopyOdds) -> Trie:
         nodes.append((token, parent, -cost))
         if depth < config.levels:
             look(len(nodes), depth, -cost, places)
-    return Trie(*zip(*nodes, strict=True)) if nodes else Trie()
+    return Trie(*zip(*nodes, strict=True))
 
 
 class NgramSession(DraftSession):
@@ -275,9 +254,7 @@ class NgramDrafter(Drafter):
 
     forwards = False
 
-    def __init__(
-        self, target: Target, config: NgramConfig | None = None, odds: CopyOdds | None = None
-    ):
+    def __init__(self, target: Target, config: NgramConfig | None = None, odds: Any = None):
         self.target = target
         self.config = config or NgramConfig()
         self.odds = odds or CopyOdds()
@@ -291,22 +268,15 @@ class NgramDrafter(Drafter):
 class HybridDrafter(Drafter):
     """`drafter`, any that drafts level by level, merged with copies of the text."""
 
-    def __init__(
-        self, drafter: Any, config: NgramConfig | None = None, odds: CopyOdds | None = None
-    ):
+    def __init__(self, drafter: Any, config: NgramConfig | None = None, odds: Any = None):
         self.drafter = drafter
         self.copies = NgramDrafter(drafter.target, config, odds)
         self.copied_levels = self.copies.copied_levels
-        for name in ("target", "taps", "deepest", "network", "target_id"):
+        for name in "target taps deepest position_limit network target_id".split():
             setattr(self, name, getattr(drafter, name))
+        for method in (drafter.refresh, drafter.inference, drafter.run_together):
+            setattr(self, method.__name__, method)
         self.fingerprinted = {"kind": "hybrid", "copies": self.copies.fingerprinted}
-
-    def refresh(self) -> None:
-        self.drafter.refresh()
-
-    def run_together(self, forwards: Sequence[DraftForward]) -> list[tuple[Tensor, Tensor]]:
-        children: list[tuple[Tensor, Tensor]] = self.drafter.run_together(forwards)
-        return children
 
     def session(self, context_tok: int, tree_tok: int) -> DraftSession:
         """The network's own session, with the copies of another."""
@@ -317,10 +287,9 @@ class HybridDrafter(Drafter):
 
 
 def outcomes(ids: Tensor, first: int, config: NgramConfig) -> Iterator[tuple[Evidence, bool]]:
-    """Every copy proposed along the text's own path in cycles from token number `first` on.
+    """Every copy proposed in cycles from token `first` of ids int64 [T] on, and if it was right.
 
-    With each, whether it was right. ids int64 [T]. A cycle begins after the tokens that the one
-    before it copied and the target's own. The drafter sees the text up to there.
+    A cycle begins after the tokens that the one before it copied and the target's own.
     """
     text = Text()
     tokens = ids.tolist()
@@ -346,9 +315,8 @@ def outcomes(ids: Tensor, first: int, config: NgramConfig) -> Iterator[tuple[Evi
 #
 # Row (l, c) sees the text, the root, level 0 up to its column and its column's levels up to l. The
 # n-grams a1 b1 c1, a2 b2 c2, ... go into a pool by their first token; then all moves up a level.
-# Those that begin with the root are the candidates. (Fu et al. 2024, section 3; their code credits
-# a matched n-gram one token short.) The text fills the pool too. It depends on earlier cycles, so
-# lookahead is measured live and cannot be recorded.
+# Those that begin with the root are the candidates. (Fu et al. 2024, section 3.) The text fills the
+# pool too. It depends on earlier cycles, so lookahead cannot be recorded.
 
 # The paper's code uses 7 / 5 / 7 for 7B models on a GPU; rows cost more on a CPU.
 COLUMNS = 4  # W, of the window
@@ -373,8 +341,8 @@ class LookaheadSession(DraftSession):
         self._text += ids[start:].tolist()
         if not self.levels:
             # initial guesses: tokens of the prompt, cyclically
-            guesses = [self._text[(7 * c + 3) % len(self._text)] for c in range(COLUMNS)]
-            self.levels = [guesses]
+            places = range(3, 3 + 7 * COLUMNS, 7)
+            self.levels = [[self._text[place % len(self._text)] for place in places]]
         for end in range(max(start + 1, NGRAM), len(self._text) + 1):
             self.add(self._text[end - NGRAM : end])
         return self.continuations(self._text[-1])
@@ -390,13 +358,13 @@ class LookaheadSession(DraftSession):
         numbers: dict[tuple[int, ...], int] = {(): 0}
         nodes = []
         for age, rest in enumerate(reversed(self.pool[first])):
-            for length in range(1, len(rest) + 1):
+            for length in range(1, NGRAM):
                 path = rest[:length]
                 if path not in numbers:
                     numbers[path] = len(numbers)
                     score = math.log(NEWER**age * STEP_PROB**length)
                     nodes.append((path[-1], numbers[path[:-1]], score))
-        return Trie(*zip(*nodes, strict=True)) if nodes else Trie()
+        return Trie(*zip(*nodes, strict=True))
 
     def window(self, levels: int) -> tuple[Tensor, Tensor, Tensor] | None:
         if not self.levels or len(self.levels) - 1 + COLUMNS > levels:
@@ -425,7 +393,6 @@ class LookaheadDrafter(Drafter):
     extra_rows = COLUMNS * (NGRAM - 1)
 
     fingerprinted = {"kind": "lookahead", "columns": COLUMNS, "ngram": NGRAM, "kept": KEPT}
-    fingerprinted |= {"from_prompt": True}
 
     def __init__(self, target: Target):
         self.target = target
@@ -435,7 +402,6 @@ class LookaheadDrafter(Drafter):
 
 
 def load_suffix(folder: Path | None, target: Target, config: Any = None) -> NgramDrafter:
-    """Copies with the copy odds in `folder`, if there is one."""
     return NgramDrafter(target, config, None if folder is None else CopyOdds.load(folder))
 
 
@@ -445,8 +411,8 @@ def load_prompt_lookup(folder: Path | None, target: Target) -> NgramDrafter:
 
 def load_hybrid(folder: Path, target: Target) -> HybridDrafter:
     """The EAGLE drafter in `folder`, and copies with the odds in copies/ inside or beside it."""
-    drafter = load_eagle(folder, target)
-    for place in (folder / "copies", folder.parent / "copies"):
+    odds = None
+    for place in (folder.parent / "copies", folder / "copies"):
         if place.is_dir():
-            return HybridDrafter(drafter, odds=CopyOdds.load(place))
-    return HybridDrafter(drafter)
+            odds = CopyOdds.load(place)
+    return HybridDrafter(load_eagle(folder, target), odds=odds)

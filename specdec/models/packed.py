@@ -29,15 +29,12 @@ TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class Product:
-    """x [..., I] -> x @ weight.T + bias [..., O], with a weight [O, I] that is packed until read.
-
-    table: the embedding's weight, if it is this one too.
-    """
+    """x [..., I] -> x @ weight.T + bias [..., O]; the weight [O, I] is packed until it is read."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, table: Tensor | None = None):
         self.weight = weight.contiguous()
         self.bias = bias
-        self.table = table
+        self.table = table  # the embedding's weight, if it is this one too
         self.is_packed = weight.numel() >= PACKED_FROM.get(weight.dtype, sys.maxsize)
         if self.is_packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, None)

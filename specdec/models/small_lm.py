@@ -43,6 +43,7 @@ class SmallLM(Drafter):
             raise SpecdecError(f"this model knows {small} tokens, the target {large}: no drafter.")
         begin = setting(self.model.config, "bos_token_id")
         self.begin = [begin] if isinstance(begin, int) else []
+        self.position_limit = self.model.position_limit
 
     def refresh(self) -> None:
         self.model.refresh()
@@ -68,7 +69,8 @@ class SmallLMSession(DraftSession):
         if not self.length:
             # the text's first token was not given
             tokens = torch.cat((tokens.new_tensor(self.drafter.begin), tokens))
-        rows = self.model.forward(self._readable(tokens), self.cache, last_only=True)
+        end = self.length + len(tokens)
+        rows = self.model.forward(self._readable(tokens, end), self.cache, last_only=True)
         self.length = len(self.cache)
         # positions of the tree's rows, and which of them the newest ones see
         self._position = self.length
@@ -82,7 +84,8 @@ class SmallLMSession(DraftSession):
         itself = apart(len(tokens), torch.float32, tokens.device) == 0
         self._visible = torch.cat((self._visible[rows], itself), 1)
         mask = TreeMask(positions, self.length, self._visible, self._drawn)
-        logits = self.model.run(self._readable(tokens), self.cache, mask).logits
+        readable = self._readable(tokens, self._position)
+        logits = self.model.run(readable, self.cache, mask).logits
         self._drawn = torch.cat((self._drawn, positions))
         return self._children(logits, top_k)
 
@@ -90,10 +93,10 @@ class SmallLMSession(DraftSession):
         """The k best next tokens and their log-probabilities, [W, k] each, from logits [W, V]."""
         return best_tokens(logits[:, : self.drafter.target.vocab_size].float(), top_k)
 
-    def _readable(self, tokens: Tensor) -> Tensor:
+    def _readable(self, tokens: Tensor, end: int) -> Tensor:
         """Tokens within this model's embedding; others are padding of the target's vocabulary."""
-        limit = self.model.position_limit
-        if limit is not None and len(self.cache) + len(tokens) >= limit:
+        limit = self.drafter.position_limit
+        if limit is not None and end > limit:
             raise SpecdecError(f"the drafter's context ends at {limit}; decode shorter texts.")
         return tokens.clamp(max=self.model.vocab_size - 1)
 

@@ -47,10 +47,9 @@ class Rows:
 class TreeMask:
     """Which rows see which in one forward of T new rows after `prefix` cached ones.
 
-    positions: int64 [T] of the new rows; cached row i sits at position i.
-    ancestors: bool [T, T], row i sees new row j; None means causal order.
-    drawn: int64 [D], positions of cached rows between the prefix and the new ones, which are not
-    all visible; `ancestors` is then bool [T, D + T].
+    positions int64 [T]: of the new rows; cached row i sits at position i. ancestors bool [T, T]:
+    row i sees new row j; None: causal. drawn int64 [D]: positions of cached rows between the prefix
+    and the new ones, which are not all visible; `ancestors` is then bool [T, D + T].
     """
 
     positions: Tensor
@@ -81,8 +80,8 @@ class TreeMask:
 class Target(TargetModel):
     """A causal LM, its limits, and forwards over prompts, tokens and trees of several sequences.
 
-    model: the transformers model, or a wrapper around it (compiled, parallel, with adapters). It is
-    never changed. taps: indices into `hidden_states`, collected by hooks (L: after the final norm).
+    model: the transformers model, or a wrapper around it; never changed. taps: indices into
+    `hidden_states`, collected by hooks (L: after the final norm).
 
     >>> import specdec, torch
     >>> target = Target(specdec.load_pair("tiny").target.model)
@@ -195,20 +194,18 @@ class Target(TargetModel):
     ) -> Rows:
         """One forward over T new rows after the cache's; their keys and values are appended to it.
 
-        tokens int64 [T]. A tree needs depth int64 [T] and ancestors bool [T, T] too. last_only: the
-        logits of the last row only. Raises before writing if the cache would overflow.
+        tokens int64 [T]. A tree needs depth int64 [T] and ancestors bool [T, T] too. Raises before
+        writing if the cache would overflow.
         """
         mask = self._mask(TargetForward(self, tokens, cache, depth, ancestors))
         return self.run(tokens, cache, mask, int(last_only))
 
-    def run(self, tokens: Tensor, cache: TreeCache, mask: TreeMask, keep: int | Tensor = 0) -> Rows:
-        """The forward itself. keep: rows with logits, 0 for all, n for the last n, or numbers."""
+    def run(self, tokens: Tensor, cache: TreeCache, mask: TreeMask, keep: int = 0) -> Rows:
+        """The forward itself. keep: the last rows, which get logits; 0 for all."""
         cache.require(len(tokens))
         logits = self._logits(tokens[None], mask.positions[None], self._masks([mask]), cache, keep)
-        rows = Rows(logits[0], self._features())
-        if rows.features is not None:
-            rows.features = rows.features[0]
-        return rows
+        features = self._features()
+        return Rows(logits[0], None if features is None else features[0])
 
     def run_together(self, forwards: Sequence[TargetForward]) -> list[Rows]:
         """Several sequences' forwards, those of about the same length as one padded batch."""
@@ -240,12 +237,9 @@ class Target(TargetModel):
         # 3. what belongs to each sequence
         results = []
         for number, (forward, count) in enumerate(zip(forwards, counts, strict=True)):
-            rows = Rows(logits[number, :count], None)
-            if forward.last_only:
-                rows.logits = rows.logits[-1:]
-            if features is not None:
-                rows.features = features[number, :count]
-            results.append(rows)
+            first = count - 1 if forward.last_only else 0
+            of_rows = None if features is None else features[number, :count]
+            results.append(Rows(logits[number, first:count], of_rows))
         return results
 
     def _mask(self, forward: TargetForward) -> TreeMask:
@@ -275,25 +269,15 @@ class Target(TargetModel):
         return aligned(torch.stack(parts)[:, None])
 
     def _logits(
-        self, tokens: Tensor, positions: Tensor, mask: Any, cache: Any, keep: int | Tensor
+        self, tokens: Tensor, positions: Tensor, mask: Any, cache: Any, keep: int
     ) -> Tensor:
         """Logits [B, R, V] of the rows to keep."""
         kind: Any = type(self.model)
-        output = self.model(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=mask,
-            use_cache=True,
-            logits_to_keep=keep,
-            **{cache_keyword(kind): cache},
-        )
-        logits: Tensor = output.logits
+        inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": mask}
+        inputs |= {"use_cache": True, "logits_to_keep": keep, cache_keyword(kind): cache}
+        logits: Tensor = self.model(**inputs).logits
         # some families return all rows regardless
-        if not isinstance(keep, Tensor):
-            logits = logits[:, -keep:]
-        elif logits.shape[1] != len(keep):
-            logits = logits[:, keep]
-        return logits
+        return logits[:, -keep:]
 
     def _features(self) -> Tensor | None:
         """Taps [B, T, taps * Ht]; layers may be on several devices."""

@@ -25,7 +25,7 @@ from specdec import machine, runs, stored
 from specdec.core.policy import Chain, Policy
 from specdec.core.records import Question
 from specdec.core.tree_config import Plan, TreeConfig, pool_size
-from specdec.errors import SpecdecError, check_fields, check_name, first_line, warn
+from specdec.errors import SpecdecError, check_fields, check_name, unreadable, warn
 
 P = TypeVar("P", bound="Rule")
 C = TypeVar("C")
@@ -434,6 +434,5 @@ def _network_of(policy: Learned, path: Path) -> Any:
         if not all(np.isfinite(array).all() for array in arrays.values()):
             raise ValueError("a weight is not finite")
     except (OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
-        why = f"{path} does not hold a {type(policy).__name__} ({first_line(error)})"
-        raise SpecdecError(f"{why}; {ADVICE}.") from error
+        raise unreadable(path, error, f"a {type(policy).__name__}", ADVICE) from error
     return network

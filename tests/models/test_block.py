@@ -17,7 +17,7 @@ from specdec.core.policy import Static
 from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit
-from specdec.models.eagle_drafter import BlockDrafter, load_block
+from specdec.models.eagle_drafter import BlockDrafter, EagleDrafter
 from specdec.models.eagle_files import save_drafter
 from specdec.models.eagle_network import EagleConfig
 from specdec.models.load import load_drafter
@@ -146,4 +146,4 @@ def test_bad_files_are_refused(target, tmp_path):
         (tmp_path / "config.json").write_text(json.dumps(raw | change))
         assert words in refusal(load_drafter, str(tmp_path), target)
     save_drafter(random_network(replace(OWN, block=0)), tmp_path)
-    assert "load it as eagle3" in refusal(load_block, tmp_path, target)
+    assert type(load_drafter(f"block:{tmp_path}", target)) is EagleDrafter

@@ -160,7 +160,21 @@ BAD_SETTINGS = [
     ("norm_output", {"norm_output": True}),
     ("'yarn'", {"rope_scaling": {"rope_type": "yarn"}}),
     ("fc_norm.0.weight", {"fc_norm": True}),
+    ("sliding_window 64", {"sliding_window": 64}),
+    ("layer_types", {"layer_types": ["sliding_attention"]}),
+    ("final_logit_softcapping", {"final_logit_softcapping": 30.0}),
+    ("attention_sinks True", {"attention_sinks": True}),
+    ("attention_multiplier", {"attention_multiplier": 1.0}),
+    ("residual_multiplier", {"residual_multiplier": 0.2}),
 ]
+# what configurations of other families say without an effect
+HARMLESS = {
+    "sliding_window": 131072,
+    "use_sliding_window": False,
+    "layer_types": ["full_attention"],
+    "attn_logit_softcapping": None,
+    "embedding_multiplier": 1.0,
+}
 
 
 def test_bad_weights_and_settings_get_one_sentence(tmp_path):
@@ -169,6 +183,7 @@ def test_bad_weights_and_settings_get_one_sentence(tmp_path):
         assert words in refusal(write(tmp_path, OFFICIAL, tensors))
     for words, change in BAD_SETTINGS:
         assert words in refusal(write(tmp_path, OFFICIAL | change, STATE))
+    assert_same(read_network(write(tmp_path, OFFICIAL | HARMLESS, STATE)), network(PLAIN))
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
@@ -178,6 +193,8 @@ def test_damaged_files(tmp_path, file):
     for damaged in (content[: len(content) // 2], b"", b"\xff" * 4000):
         path.write_bytes(damaged)
         assert "damaged" in refusal(tmp_path)
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
+    assert "git lfs pull" in refusal(tmp_path)
     path.unlink()
     assert "no weights" in refusal(tmp_path)
     torch.save([torch.ones(2)], tmp_path / "pytorch_model.bin")

@@ -11,9 +11,10 @@ from fakes.pairs import random_network, random_target
 from fakes.reference import assert_drafted
 from fakes.slow_layer import slow_children
 from safetensors.torch import load_file
-from transformers import MistralConfig
+from transformers import LlamaConfig, MistralConfig
 
 import specdec
+from specdec.core.decode import decode_many
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.core.tree import StaticShape
@@ -197,3 +198,21 @@ def test_small_models_are_lossless_and_bad_ones_get_one_sentence(tmp_path):
     policies = {"chain": Static(5, 3, 1), "beam": Static(10, 2, 3)}
     assert audit(pair, [PROMPT, PROMPT[:1]], policies, 14, progress=False).passed
     pytest.raises(SpecdecError, SmallLM, windowed(30), target).match("knows 30 tokens")
+
+
+@pytest.mark.parametrize("begin", [None, 7])
+def test_beyond_a_drafters_context_the_text_goes_on_plainly(begin, target):
+    sizes = SIZES | {"vocab_size": VOCAB, "bos_token_id": begin, "max_position_embeddings": 20}
+    pair = Pair(target, SmallLM(build(LlamaConfig, sizes), target), name="lm")
+    long = PROMPT * 3
+    settings = {"max_new_tokens": 16, "stop_tokens": ()}
+    outs = decode_many(pair, [PROMPT, long], Static(9, 3, 3), **settings)
+    for prompt, out in zip((PROMPT, long), outs, strict=True):
+        assert out.tokens == specdec.autoregress(pair, prompt, **settings).tokens
+    rows = outs[0].cycles
+    within = rows["context_tok"] + 2 <= 20
+    assert within.any() and (rows["draft_calls"] > 0).tolist() == within.tolist()
+    assert not outs[1].cycles["draft_calls"].any()
+    # recordings would draft beyond it
+    session = pair.drafter.session(40, 9)
+    pytest.raises(SpecdecError, session.root, torch.tensor(long), None, 3).match("ends at 20")

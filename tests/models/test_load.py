@@ -110,6 +110,8 @@ def test_damaged_targets(places, tmp_path):
     assert f"lacks {name};" in refusal(load_pair, target=folder)
     weights.write_bytes((places / "target" / "model.safetensors").read_bytes()[:2000])
     assert "cannot be loaded" in refusal(load_pair, target=folder)
+    weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
+    assert "git lfs pull" in refusal(load_pair, target=folder)
     weights.unlink()
     bomb = Bomb(tmp_path / "ran")
     torch.save({"model.norm.weight": torch.ones(32), "bomb": bomb}, folder / "pytorch_model.bin")

@@ -12,7 +12,7 @@ from torch import nn
 from specdec.errors import SpecdecError
 from specdec.models import load, pairs
 from specdec.models.eagle_drafter import check_fit
-from specdec.models.eagle_files import Fields, read_network, save_drafter
+from specdec.models.eagle_files import read_network, save_drafter
 from specdec.models.eagle_network import default_taps, layer_like, network_of
 from specdec.models.heads import HeadsConfig, HeadsNetwork, read_heads, save_heads
 from specdec.models.small_lm import LMNetwork, fresh_lm, save_small_lm
@@ -76,7 +76,7 @@ def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str
 def load_network(folder: Path, model) -> nn.Module:
     """The drafter of a folder in float32, with its taps set; SpecdecError for another target's."""
     target = Target(model)
-    kind = pairs.kind_of(Fields(folder))
+    kind = pairs.kind_of(Path(folder))
     if kind in ("medusa", "hydra"):
         return read_heads(folder, target).float().requires_grad_(True)
     last = (target.num_layers,)
@@ -132,8 +132,10 @@ def check_start(folder: Path | None, network: str) -> Path | None:
     if not (Path(folder) / "config.json").is_file():
         raise SpecdecError(f"there is no drafter in {folder}; correct --start-from.")
     # some kinds have no mark of their own in config.json
-    expected = network if pairs.KINDS[network].mark else "eagle3"
-    kind = pairs.kind_of(load.config_of(folder))
+    expected = network
+    if not pairs.KINDS[expected].mark:
+        expected = "eagle3"
+    kind = pairs.kind_of(Path(folder))
     # a block drafter can begin as an EAGLE-3 drafter
     if kind != expected and (kind, expected) != ("eagle3", "block"):
         raise SpecdecError(f"{folder} holds a drafter of kind {kind!r}, not {expected!r}.")
