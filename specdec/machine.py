@@ -126,7 +126,7 @@ def code_hash() -> str:
     folders = [Path(__file__).resolve().parent]
     notebooks = notebooks_folder()
     if notebooks is not None:
-        folders += [notebooks / "experiments", notebooks / "workbook"]
+        folders += [notebooks / name for name in ("experiments", "rules", "workbook")]
     digest = hashlib.sha256()
     for folder in folders:
         for path in sorted(folder.rglob("*")):

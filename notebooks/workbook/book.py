@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -137,6 +138,10 @@ class Book:
         """The executed notebook; a record of what it was made from is beside it."""
         return runs.runs_dir(self.scale) / "notebooks" / f"{entry.name}.ipynb"
 
+    def unfinished(self, entry: Entry) -> Path:
+        """Where it is executed; a failed execution is left there."""
+        return self.copy(entry).with_suffix(".unfinished.ipynb")
+
     def find(self, stem: str) -> Entry:
         """The first entry of a notebook; SpecdecError for an unknown name."""
         entries = self.sources()
@@ -204,16 +209,15 @@ class Book:
         return [*self.reads(entry, values).values(), *self.filled(entry.may_read, values)]
 
     def key(self, entry: Entry, values: dict) -> str:
-        """What the executed copy depends on."""
-        hashes = []
+        """What the executed copy depends on: the content of all that it reads or names."""
+        files = [self.source(entry)]
         for pattern in self.all_reads(entry, values):
-            for path in find_files(pattern):
-                # names, not paths: another home of results changes nothing
-                hashes.append((path.name, machine.file_hash(path)))
-        source = machine.file_hash(self.source(entry))
-        return runs.content_key(
-            source=source, values=values, code=self.code, reads=hashes, writes=entry.writes
-        )
+            files += find_files(pattern)
+        # prompts, policies, prices, recordings and the weights of a pair that is no preset
+        files += named_files([values, os.environ.get("SPECDEC_DATA", "")])
+        # names, not paths: another home of results changes nothing
+        hashes = [(file.name, machine.file_hash(file)) for file in files]
+        return runs.content_key(values=values, code=self.code, files=hashes, writes=entry.writes)
 
     def unwritten(self, entry: Entry, values: dict) -> list[str]:
         """What it promises to write and is not there."""
@@ -256,6 +260,26 @@ def find_files(pattern: str) -> list[Path]:
     return []
 
 
+def named_files(value) -> list[Path]:
+    """The files that texts in a parameter name, each or by a folder: "place" or "kind:place"."""
+    files = []
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for part in value:
+            files += named_files(part)
+    elif isinstance(value, str) and value:
+        for text in filter(None, (value, value.partition(":")[2])):
+            for folder in (Path.cwd(), runs.home(), runs.workbook()):
+                # false also for texts that cannot be a path
+                path = os.path.join(folder, os.path.expanduser(text))
+                if os.path.isfile(path):
+                    return [Path(path)]
+                if os.path.isdir(path):
+                    return sorted(filter(Path.is_file, Path(path).rglob("*")))
+    return files
+
+
 def matches(reads, writes) -> bool:
     """Whether one of the patterns `writes` covers one of `reads`, or the other way round."""
     for read, write in itertools.product(reads, writes):
@@ -272,6 +296,8 @@ def check_parameters(entry_name: str, defaults: dict, settings: dict) -> None:
         if value is None or defaults[name] is None:
             continue
         kind = type(defaults[name])
+        if kind in (int, float) and isinstance(value, int | float) and value < 0 <= defaults[name]:
+            raise SpecdecError(f"parameter {name} of {entry_name} is negative: {value:g}.")
         fits = isinstance(value, (int, float) if kind is float else kind)
         # True would pass as an integer
         if not fits or isinstance(value, bool) != (kind is bool):
@@ -344,12 +370,11 @@ def _execute(book: Book, wave: list[Entry], settings: dict, on, jobs) -> dict[st
     """{name: state, seconds, note} of notebooks that run at the same time."""
     tasks, keys = [], []
     for entry in wave:
-        copy, values = book.copy(entry), settings[entry.name]
-        # a copy that is being replaced is not fresh
-        copy.with_suffix(".json").unlink(missing_ok=True)
+        values = settings[entry.name]
         # before the run, which may write files that it also reads
         keys.append(book.key(entry, values))
-        options = (book.source(entry), copy, values, len(wave) == 1)
+        # the old copy stays until a new one is complete
+        options = (book.source(entry), book.unfinished(entry), values, len(wave) == 1)
         tasks.append(functools.partial(notebooks.execute, *options))
     timed = any(entry.timed for entry in wave)
     outcomes = {}
@@ -360,8 +385,10 @@ def _execute(book: Book, wave: list[Entry], settings: dict, on, jobs) -> dict[st
         if missing and not fault:
             fault = f"it ran but did not write {', '.join(missing)} as book.yml promises"
         if fault:
-            outcome = {"state": "failed", "seconds": seconds, "note": f"({fault}; see {copy})"}
+            note = f"({fault}; see {book.unfinished(entry)})"
+            outcome = {"state": "failed", "seconds": seconds, "note": note}
         else:
+            os.replace(book.unfinished(entry), copy)
             # without this record the next call runs it again
             record = {"key": key, "parameters": values, "seconds": seconds}
             runs.write_json(copy.with_suffix(".json"), record)
