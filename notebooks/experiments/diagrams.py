@@ -37,13 +37,17 @@ class Sheet:
     def box(self, x, y, width, height, text, role=TEXT, *, size=7, dashed=False) -> None:
         """A rounded box with its lower left corner at (x, y)."""
         look = dict(boxstyle="round,pad=0,rounding_size=0.06", facecolor=self.tint(role))
-        look |= dict(edgecolor=self.colours[role], linewidth=1, linestyle="--" if dashed else "-")
+        look |= dict(edgecolor=self.colours[role], linewidth=1, linestyle="-")
+        if dashed:
+            look["linestyle"] = "--"
         self.axes.add_patch(FancyBboxPatch((x, y), width, height, **look))
         self.text(x + width / 2, y + height / 2, text, size=size)
 
     def text(self, x, y, text, *, size=7, ha="center", bold=False, colour="black") -> None:
         look = dict(fontsize=size, color=colour, ha=ha, va="center", linespacing=1.15)
-        self.axes.text(x, y, text, weight="bold" if bold else "normal", **look)
+        if bold:
+            look["weight"] = "bold"
+        self.axes.text(x, y, text, **look)
 
     def head(self, x, y, text, size=8) -> None:
         """A bold line that begins at x."""
@@ -51,8 +55,9 @@ class Sheet:
 
     def arrow(self, *points, text="", dashed=False, shift=(0.0, 0.1)) -> None:
         """Along straight lines through `points`; `text` stands at the middle of the last one."""
-        style = (0, (3, 2)) if dashed else "-"
-        look = dict(color=GREY, linewidth=1.1, linestyle=style)
+        look = dict(color=GREY, linewidth=1.1)
+        if dashed:
+            look["linestyle"] = (0, (3, 2))
         self.axes.plot(*zip(*points[:-1], strict=True), **look)
         start, end = points[-2:]
         look |= dict(arrowstyle="-|>,head_width=0.16,head_length=0.32", shrinkA=0, shrinkB=0)

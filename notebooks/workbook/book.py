@@ -161,20 +161,26 @@ class Book:
 
         Entries made by `each` have two underscores, and so must a beginning that names them.
         """
-        if everything and not only:
-            return [entry for entry in self.entries if not entry.apart]
-        if not only:
-            return [entry for entry in self.entries if entry.main]
+        if isinstance(only, str):
+            only = [only]
+        # 1. the names with one of these beginnings
+        names = [entry.name for entry in self.entries]
         chosen = set()
-        for beginning in [only] if isinstance(only, str) else only:
-            names = [entry.name for entry in self.entries if entry.name.startswith(beginning)]
-            if "__" not in beginning:
-                names = [name for name in names if "__" not in name]
-            if not beginning or not names:
-                names = [entry.name for entry in self.entries]
+        for beginning in only:
+            before = len(chosen)
+            for name in names:
+                if beginning and name.startswith(beginning):
+                    if "__" in beginning or "__" not in name:
+                        chosen.add(name)
+            if len(chosen) == before:
                 raise nearest_name_error("notebook", beginning, names)
-            chosen.update(names)
-        return [entry for entry in self.entries if entry.name in chosen]
+        # 2. in the order of the book
+        entries = []
+        for entry in self.entries:
+            usual = entry.main or (everything and not entry.apart)
+            if entry.name in chosen or (usual and not only):
+                entries.append(entry)
+        return entries
 
     def defaults(self, entry: Entry) -> dict:
         return notebooks.default_parameters(notebooks.read_notebook(self.source(entry)))
@@ -198,8 +204,11 @@ class Book:
 
     def reads(self, entry: Entry, values: dict) -> dict[str, str]:
         """The files that it needs under these parameters: those that no parameter names instead."""
-        needed = {name: path for name, path in entry.reads.items() if not values.get(name)}
-        return dict(zip(needed, self.filled(needed.values(), values), strict=True))
+        needed = {}
+        for name, pattern in entry.reads.items():
+            if not values.get(name):
+                (needed[name],) = self.filled([pattern], values)
+        return needed
 
     def writes(self, entry: Entry, values: dict) -> list[str]:
         return self.filled(entry.writes, values)
@@ -238,15 +247,20 @@ class Book:
     def missing(self, entry: Entry, values: dict) -> str:
         """'' or which files it lacks and which notebooks write them."""
         lacking = [path for path in self.reads(entry, values).values() if not find_files(path)]
+        if not lacking:
+            return ""
         writers = []
         for writer in self.entries:
             # the writer as it would run for this notebook; `name` belongs to each
-            usual = self.parameters(writer, {})
-            shared = {name: values[name] for name in usual if name in values and name != "name"}
-            if matches(lacking, self.writes(writer, {**usual, **shared})):
+            settings = self.parameters(writer, {})
+            for name in settings.keys() & values.keys() - {"name"}:
+                settings[name] = values[name]
+            if matches(lacking, self.writes(writer, settings)):
                 writers.append(writer.name)
-        advice = f", which {', '.join(writers)} writes; run it first" if writers else ""
-        return f"needs {', '.join(lacking)}{advice}" if lacking else ""
+        sentence = f"needs {', '.join(lacking)}"
+        if writers:
+            sentence += f", which {', '.join(writers)} writes; run it first"
+        return sentence
 
 
 def find_files(pattern: str) -> list[Path]:
@@ -405,7 +419,9 @@ def _settings(book: Book, entries: list[Entry], smoke: bool, parameters: dict) -
     settings, unknown = {}, dict.fromkeys(parameters)
     for entry in entries:
         defaults = book.defaults(entry)
-        changes = dict(entry.smoke) if smoke else {}
+        changes = {}
+        if smoke:
+            changes |= entry.smoke
         for parameter, value in parameters.items():
             name = parameter
             if name == "pair" and name not in defaults and "pairs" not in parameters:
@@ -488,9 +504,9 @@ def header(notebook: dict, entry: Entry, stems: list[str], page: str = "") -> st
         links.append(f"[next →]({stems[position + 1]}.ipynb)")
     # 2. cost and files
     costs = ", ".join(f"{cost} ({scale})" for scale, cost in entry.cost.items()) or "seconds"
-    reads = ", ".join(f"`{path}`" for path in (*entry.reads.values(), *entry.may_read))
-    writes = ", ".join(f"`{path}`" for path in entry.writes)
-    files = f"**Reads** {reads or 'nothing'} · **Writes** {writes or 'nothing'}"
+    reads, writes = "`, `".join((*entry.reads.values(), *entry.may_read)), "`, `".join(entry.writes)
+    texts = [f"`{paths}`" if paths else "nothing" for paths in (reads, writes)]
+    files = f"**Reads** {texts[0]} · **Writes** {texts[1]}"
     parts = [
         f"# {title}",
         f"> {promise}",
@@ -511,9 +527,10 @@ def tidy_all(folder: Path | None = None, check: bool = False) -> list[str]:
     changed = []
     for stem, entry in entries.items():
         path = book.source(entry)
-        page = f"{PAGES}/{stem}.md"
         notebook = notebooks.read_notebook(path)
-        page = page if (book.folder / page).is_file() else ""
+        page = f"{PAGES}/{stem}.md"
+        if not (book.folder / page).is_file():
+            page = ""
         text = notebooks.tidy(notebook, header(notebook, entry, list(entries), page))
         if text != path.read_text(encoding="utf-8"):
             changed.append(stem)
@@ -538,7 +555,7 @@ def write_student_edition(to: Path, folder: Path | None = None) -> list[Path]:
     taught = {}
     for stem, entry in book.sources().items():
         notebook = notebooks.read_notebook(book.source(entry))
-        if any("solution" in notebooks.tags_of(cell) for cell in notebook["cells"]):
+        if "solution" in itertools.chain(*map(notebooks.tags_of, notebook["cells"])):
             taught[stem] = notebook
     # 2. their editions
     paths = []
@@ -564,12 +581,13 @@ def open(name: str, values: dict, *, run: runs.Run | None = None, tie_to_code: b
     missing = book.missing(entry, parameters)
     if missing:
         raise SpecdecError(f"{name} {missing}.")
-    reads = book.reads(entry, parameters)
-    files = {key: find_files(path)[-1] for key, path in reads.items()}
+    files, hashes = {}, {}
+    for key, path in book.reads(entry, parameters).items():
+        files[key] = find_files(path)[-1]
+        # the content of a file, not its place, decides which run it is
+        hashes[key] = machine.file_hash(files[key])
     figures = name.partition("_")[2]
     if run is None:
-        # the content of a file, not its place, decides which run it is
-        hashes = {key: machine.file_hash(path) for key, path in files.items()}
         config = {"parameters": {**parameters, "scale": book.scale}, "inputs": hashes}
         title = parameters.get("name", figures)
         run = runs.start(title, config, scale=book.scale, tie_to_code=tie_to_code)
