@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import os
 import re
 import subprocess
@@ -163,24 +164,23 @@ class Book:
         """
         if isinstance(only, str):
             only = [only]
-        # 1. the names with one of these beginnings
-        names = [entry.name for entry in self.entries]
+        if not only:
+            if everything:
+                return list(itertools.filterfalse(operator.attrgetter("apart"), self.entries))
+            return list(filter(operator.attrgetter("main"), self.entries))
         chosen = set()
         for beginning in only:
-            before = len(chosen)
-            for name in names:
-                if beginning and name.startswith(beginning):
-                    if "__" in beginning or "__" not in name:
-                        chosen.add(name)
-            if len(chosen) == before:
+            matching = []
+            for entry in self.entries:
+                if entry.name.startswith(beginning) and (
+                    "__" in beginning or "__" not in entry.name
+                ):
+                    matching.append(entry.name)
+            if not beginning or not matching:
+                names = [entry.name for entry in self.entries]
                 raise nearest_name_error("notebook", beginning, names)
-        # 2. in the order of the book
-        entries = []
-        for entry in self.entries:
-            usual = entry.main or (everything and not entry.apart)
-            if entry.name in chosen or (usual and not only):
-                entries.append(entry)
-        return entries
+            chosen.update(matching)
+        return [entry for entry in self.entries if entry.name in chosen]
 
     def defaults(self, entry: Entry) -> dict:
         return notebooks.default_parameters(notebooks.read_notebook(self.source(entry)))

@@ -449,8 +449,9 @@ def ledger(scale: str = "laptop", pair: str = "", shipped: bool = False) -> pd.D
 
     pair: whose measurements are used, default all. shipped: only rows of the checkout.
     """
-    judged = [examine(claim, scale, pair, shipped) for claim in read_claims().values()]
-    papers = pd.Series([claim.claim.paper for claim in judged])
+    claims = read_claims().values()
+    judged = [examine(claim, scale, pair, shipped) for claim in claims]
+    papers = pd.Series([claim.paper for claim in claims])
     p_values = pd.Series(1.0, papers.index)
     for places in papers.groupby(papers).groups.values():
         p_values[places] = verdicts.adjusted([judged[place].finding for place in places])

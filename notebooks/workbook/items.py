@@ -366,8 +366,8 @@ def fewer_rows(new: list[runs.Run], old: list[runs.Run]) -> str:
 def _rank(item: Drawn) -> int:
     """Place of the largest scale of its rows: rows of a toy pair make an item no smaller."""
     levels = ("none", *provenance.LEVELS)
-    scales = [provenance.scale_of(row) for row in item.facts.get("measured", ())]
-    return max(levels.index(scale) for scale in scales or [item.facts.get("scale", "none")])
+    scales = list(map(provenance.scale_of, item.facts.get("measured", ())))
+    return max(map(levels.index, scales or [item.facts.get("scale", "none")]))
 
 
 def contents(ledger: pd.DataFrame | None = None) -> str:

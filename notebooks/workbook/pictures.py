@@ -97,7 +97,7 @@ def depth_and_size(
     for table, x, by in zip(tables, labels, lines, strict=True):
         need(table, x, value, by)
     # one axis of values for both panels
-    highest = max(table[value].max() for table in tables)
+    highest = max(by_depth[value].max(), by_size[value].max())
     with drawn() as (figure, _):
         panels = figure.subplots(1, 2, sharey=True)
         for place, (axes, table, x) in enumerate(zip(panels, tables, labels, strict=True)):
