@@ -8,6 +8,7 @@ random order. `CostModel.batched` predicts what is measured here.
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 from collections.abc import Callable, Generator, Sequence
 
@@ -76,7 +77,7 @@ def measure_batches(
     columns |= {"clock": identity["clock"], "threads": identity["threads"]}
     columns["machine"] = runs.content_key(**machine.hardware())[:8]
     # 2. a shard for each group of texts, in a random order
-    jobs = list(enumerate((size, number) for size in sizes for number in range(rounds)))
+    jobs = list(enumerate(itertools.product(sizes, range(rounds))))
     random.Random(seed).shuffle(jobs)
     shards = run.shards("batches")
     done = set(shards.done())
@@ -144,7 +145,7 @@ def full_batch(
     tokens = of_cycles[:, :, 1].sum(axis=0)
     new_tok = int(tokens[UNCOUNTED + 1 :].sum())
     before = int(tokens[: UNCOUNTED + 1].sum())
-    prompt_tok = float(np.mean([len(ids) for ids in prompts]))
+    prompt_tok = float(np.mean(list(map(len, prompts))))
     nodes = []
     for out in generations:
         nodes += [row.verify_nodes for row in out.rows[UNCOUNTED:last]]

@@ -58,10 +58,10 @@ def one_table(long: pd.DataFrame, order: list[str] | None = None) -> pd.DataFram
     the methods.
     """
     # 1. a cell for each row
+    numbers = long[list(RATIOS)].map("{:.2f}".format, na_action="ignore").fillna("-")
     cells = []
-    for row in long.to_dict("records"):
-        numbers = ["-" if pd.isna(row[ratio]) else f"{row[ratio]:.2f}" for ratio in RATIOS]
-        cell = " / ".join(numbers)
+    for place, row in long.iterrows():
+        cell = " / ".join(numbers.loc[place])
         # the interval of the last ratio
         low = row["over_tuned_low"]
         high = row["over_tuned_high"]

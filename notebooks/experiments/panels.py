@@ -24,8 +24,11 @@ def learning(
     figure = curves(table, "step", "value", **look)
     for axes in figure.axes:
         # styles tell one kind of line from the other, besides their colours
-        for line in axes.lines if dashed else ():
-            line.set_linestyle("--" if line.get_label().endswith(dashed) else "-")
+        for line in axes.lines:
+            if dashed and line.get_label().endswith(dashed):
+                line.set_linestyle("--")
+            elif dashed:
+                line.set_linestyle("-")
         if mark:
             step, words = mark
             # the words stand at the foot of the line, on its left

@@ -72,7 +72,9 @@ class Shown:
         Each method's rows come from one run. Adds pair, run_key, recipe and clock. keep: only rows
         with these values. parameters: as `items.measured` takes them.
         """
-        names = [name] if isinstance(name, str) else list(name)
+        names = list(name)
+        if isinstance(name, str):
+            names = [name]
         scale = self.page.run.scale
         parts = []
         for pair in self.page.pairs:
@@ -85,7 +87,7 @@ class Shown:
             for run in measured:
                 if run.path(f"{table}.parquet").is_file():
                     tables.append(identified(run.read_table(table)).assign(**_facts_of(run)))
-            rows = _each_from_one_run(tables) if tables else pd.DataFrame()
+            rows = _each_from_one_run(tables)
             if len(rows):
                 parts.append(rows.assign(pair=pair))
                 for run in measured:
@@ -216,6 +218,8 @@ def _each_from_one_run(tables: list[pd.DataFrame]) -> pd.DataFrame:
 
     Tables without methods come from the first run as a whole.
     """
+    if not tables:
+        return pd.DataFrame()
     if "method" not in tables[0]:
         return tables[0]
     rows = pd.concat(tables, ignore_index=True)

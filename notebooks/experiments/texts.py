@@ -103,7 +103,7 @@ class SentenceEncoder:
 
     def of(self, texts: list[str]) -> np.ndarray:
         """float32 [N, 384] of several texts."""
-        return np.stack([self(text) for text in texts])
+        return np.stack(list(map(self, texts)))
 
 
 def encoder_at_hand() -> tuple[SentenceEncoder | None, str]:

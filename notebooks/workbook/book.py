@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
+import os
 import re
 import subprocess
 import sys
@@ -137,6 +139,10 @@ class Book:
         """The executed notebook; a record of what it was made from is beside it."""
         return runs.runs_dir(self.scale) / "notebooks" / f"{entry.name}.ipynb"
 
+    def unfinished(self, entry: Entry) -> Path:
+        """Where it is executed; a failed execution is left there."""
+        return self.copy(entry).with_suffix(".unfinished.ipynb")
+
     def find(self, stem: str) -> Entry:
         """The first entry of a notebook; SpecdecError for an unknown name."""
         entries = self.sources()
@@ -156,19 +162,24 @@ class Book:
 
         Entries made by `each` have two underscores, and so must a beginning that names them.
         """
-        if everything and not only:
-            return [entry for entry in self.entries if not entry.apart]
+        if isinstance(only, str):
+            only = [only]
         if not only:
-            return [entry for entry in self.entries if entry.main]
+            if everything:
+                return list(itertools.filterfalse(operator.attrgetter("apart"), self.entries))
+            return list(filter(operator.attrgetter("main"), self.entries))
         chosen = set()
-        for beginning in [only] if isinstance(only, str) else only:
-            names = [entry.name for entry in self.entries if entry.name.startswith(beginning)]
-            if "__" not in beginning:
-                names = [name for name in names if "__" not in name]
-            if not beginning or not names:
+        for beginning in only:
+            matching = []
+            for entry in self.entries:
+                if entry.name.startswith(beginning) and (
+                    "__" in beginning or "__" not in entry.name
+                ):
+                    matching.append(entry.name)
+            if not beginning or not matching:
                 names = [entry.name for entry in self.entries]
                 raise nearest_name_error("notebook", beginning, names)
-            chosen.update(names)
+            chosen.update(matching)
         return [entry for entry in self.entries if entry.name in chosen]
 
     def defaults(self, entry: Entry) -> dict:
@@ -193,8 +204,11 @@ class Book:
 
     def reads(self, entry: Entry, values: dict) -> dict[str, str]:
         """The files that it needs under these parameters: those that no parameter names instead."""
-        needed = {name: path for name, path in entry.reads.items() if not values.get(name)}
-        return dict(zip(needed, self.filled(needed.values(), values), strict=True))
+        needed = {}
+        for name, pattern in entry.reads.items():
+            if not values.get(name):
+                (needed[name],) = self.filled([pattern], values)
+        return needed
 
     def writes(self, entry: Entry, values: dict) -> list[str]:
         return self.filled(entry.writes, values)
@@ -204,16 +218,15 @@ class Book:
         return [*self.reads(entry, values).values(), *self.filled(entry.may_read, values)]
 
     def key(self, entry: Entry, values: dict) -> str:
-        """What the executed copy depends on."""
-        hashes = []
+        """What the executed copy depends on: the content of all that it reads or names."""
+        files = [self.source(entry)]
         for pattern in self.all_reads(entry, values):
-            for path in find_files(pattern):
-                # names, not paths: another home of results changes nothing
-                hashes.append((path.name, machine.file_hash(path)))
-        source = machine.file_hash(self.source(entry))
-        return runs.content_key(
-            source=source, values=values, code=self.code, reads=hashes, writes=entry.writes
-        )
+            files += find_files(pattern)
+        # prompts, policies, prices, recordings and the weights of a pair that is no preset
+        files += named_files([values, os.environ.get("SPECDEC_DATA", "")])
+        # names, not paths: another home of results changes nothing
+        hashes = [(file.name, machine.file_hash(file)) for file in files]
+        return runs.content_key(values=values, code=self.code, files=hashes, writes=entry.writes)
 
     def unwritten(self, entry: Entry, values: dict) -> list[str]:
         """What it promises to write and is not there."""
@@ -234,15 +247,20 @@ class Book:
     def missing(self, entry: Entry, values: dict) -> str:
         """'' or which files it lacks and which notebooks write them."""
         lacking = [path for path in self.reads(entry, values).values() if not find_files(path)]
+        if not lacking:
+            return ""
         writers = []
         for writer in self.entries:
             # the writer as it would run for this notebook; `name` belongs to each
-            usual = self.parameters(writer, {})
-            shared = {name: values[name] for name in usual if name in values and name != "name"}
-            if matches(lacking, self.writes(writer, {**usual, **shared})):
+            settings = self.parameters(writer, {})
+            for name in settings.keys() & values.keys() - {"name"}:
+                settings[name] = values[name]
+            if matches(lacking, self.writes(writer, settings)):
                 writers.append(writer.name)
-        advice = f", which {', '.join(writers)} writes; run it first" if writers else ""
-        return f"needs {', '.join(lacking)}{advice}" if lacking else ""
+        sentence = f"needs {', '.join(lacking)}"
+        if writers:
+            sentence += f", which {', '.join(writers)} writes; run it first"
+        return sentence
 
 
 def find_files(pattern: str) -> list[Path]:
@@ -254,6 +272,26 @@ def find_files(pattern: str) -> list[Path]:
         if files:
             return files
     return []
+
+
+def named_files(value) -> list[Path]:
+    """The files that texts in a parameter name, each or by a folder: "place" or "kind:place"."""
+    files = []
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for part in value:
+            files += named_files(part)
+    elif isinstance(value, str) and value:
+        for text in filter(None, (value, value.partition(":")[2])):
+            for folder in (Path.cwd(), runs.home(), runs.workbook()):
+                # false also for texts that cannot be a path
+                path = os.path.join(folder, os.path.expanduser(text))
+                if os.path.isfile(path):
+                    return [Path(path)]
+                if os.path.isdir(path):
+                    return sorted(filter(Path.is_file, Path(path).rglob("*")))
+    return files
 
 
 def matches(reads, writes) -> bool:
@@ -272,6 +310,8 @@ def check_parameters(entry_name: str, defaults: dict, settings: dict) -> None:
         if value is None or defaults[name] is None:
             continue
         kind = type(defaults[name])
+        if kind in (int, float) and isinstance(value, int | float) and value < 0 <= defaults[name]:
+            raise SpecdecError(f"parameter {name} of {entry_name} is negative: {value:g}.")
         fits = isinstance(value, (int, float) if kind is float else kind)
         # True would pass as an integer
         if not fits or isinstance(value, bool) != (kind is bool):
@@ -344,12 +384,11 @@ def _execute(book: Book, wave: list[Entry], settings: dict, on, jobs) -> dict[st
     """{name: state, seconds, note} of notebooks that run at the same time."""
     tasks, keys = [], []
     for entry in wave:
-        copy, values = book.copy(entry), settings[entry.name]
-        # a copy that is being replaced is not fresh
-        copy.with_suffix(".json").unlink(missing_ok=True)
+        values = settings[entry.name]
         # before the run, which may write files that it also reads
         keys.append(book.key(entry, values))
-        options = (book.source(entry), copy, values, len(wave) == 1)
+        # the old copy stays until a new one is complete
+        options = (book.source(entry), book.unfinished(entry), values, len(wave) == 1)
         tasks.append(functools.partial(notebooks.execute, *options))
     timed = any(entry.timed for entry in wave)
     outcomes = {}
@@ -360,8 +399,10 @@ def _execute(book: Book, wave: list[Entry], settings: dict, on, jobs) -> dict[st
         if missing and not fault:
             fault = f"it ran but did not write {', '.join(missing)} as book.yml promises"
         if fault:
-            outcome = {"state": "failed", "seconds": seconds, "note": f"({fault}; see {copy})"}
+            note = f"({fault}; see {book.unfinished(entry)})"
+            outcome = {"state": "failed", "seconds": seconds, "note": note}
         else:
+            os.replace(book.unfinished(entry), copy)
             # without this record the next call runs it again
             record = {"key": key, "parameters": values, "seconds": seconds}
             runs.write_json(copy.with_suffix(".json"), record)
@@ -378,7 +419,9 @@ def _settings(book: Book, entries: list[Entry], smoke: bool, parameters: dict) -
     settings, unknown = {}, dict.fromkeys(parameters)
     for entry in entries:
         defaults = book.defaults(entry)
-        changes = dict(entry.smoke) if smoke else {}
+        changes = {}
+        if smoke:
+            changes |= entry.smoke
         for parameter, value in parameters.items():
             name = parameter
             if name == "pair" and name not in defaults and "pairs" not in parameters:
@@ -461,9 +504,9 @@ def header(notebook: dict, entry: Entry, stems: list[str], page: str = "") -> st
         links.append(f"[next →]({stems[position + 1]}.ipynb)")
     # 2. cost and files
     costs = ", ".join(f"{cost} ({scale})" for scale, cost in entry.cost.items()) or "seconds"
-    reads = ", ".join(f"`{path}`" for path in (*entry.reads.values(), *entry.may_read))
-    writes = ", ".join(f"`{path}`" for path in entry.writes)
-    files = f"**Reads** {reads or 'nothing'} · **Writes** {writes or 'nothing'}"
+    reads, writes = "`, `".join((*entry.reads.values(), *entry.may_read)), "`, `".join(entry.writes)
+    texts = [f"`{paths}`" if paths else "nothing" for paths in (reads, writes)]
+    files = f"**Reads** {texts[0]} · **Writes** {texts[1]}"
     parts = [
         f"# {title}",
         f"> {promise}",
@@ -484,9 +527,10 @@ def tidy_all(folder: Path | None = None, check: bool = False) -> list[str]:
     changed = []
     for stem, entry in entries.items():
         path = book.source(entry)
-        page = f"{PAGES}/{stem}.md"
         notebook = notebooks.read_notebook(path)
-        page = page if (book.folder / page).is_file() else ""
+        page = f"{PAGES}/{stem}.md"
+        if not (book.folder / page).is_file():
+            page = ""
         text = notebooks.tidy(notebook, header(notebook, entry, list(entries), page))
         if text != path.read_text(encoding="utf-8"):
             changed.append(stem)
@@ -511,7 +555,7 @@ def write_student_edition(to: Path, folder: Path | None = None) -> list[Path]:
     taught = {}
     for stem, entry in book.sources().items():
         notebook = notebooks.read_notebook(book.source(entry))
-        if any("solution" in notebooks.tags_of(cell) for cell in notebook["cells"]):
+        if "solution" in itertools.chain(*map(notebooks.tags_of, notebook["cells"])):
             taught[stem] = notebook
     # 2. their editions
     paths = []
@@ -537,12 +581,13 @@ def open(name: str, values: dict, *, run: runs.Run | None = None, tie_to_code: b
     missing = book.missing(entry, parameters)
     if missing:
         raise SpecdecError(f"{name} {missing}.")
-    reads = book.reads(entry, parameters)
-    files = {key: find_files(path)[-1] for key, path in reads.items()}
+    files, hashes = {}, {}
+    for key, path in book.reads(entry, parameters).items():
+        files[key] = find_files(path)[-1]
+        # the content of a file, not its place, decides which run it is
+        hashes[key] = machine.file_hash(files[key])
     figures = name.partition("_")[2]
     if run is None:
-        # the content of a file, not its place, decides which run it is
-        hashes = {key: machine.file_hash(path) for key, path in files.items()}
         config = {"parameters": {**parameters, "scale": book.scale}, "inputs": hashes}
         title = parameters.get("name", figures)
         run = runs.start(title, config, scale=book.scale, tie_to_code=tie_to_code)

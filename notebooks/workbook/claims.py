@@ -22,8 +22,8 @@ from workbook import evidence, items, verdicts
 from workbook.method_rows import identified
 from workbook.verdicts import HOLDS, LEAST_PROMPTS
 
-# the shipped pairs, the largest first
-PAIRS = ("smollm2", "small", "tiny")
+# places of the shipped pairs, the largest first
+PAIRS = {"smollm2": 0, "small": 1, "tiny": 2}
 PRINTED = "printed numbers"
 SOURCE = ["run_key", "run_table"]  # columns of the rows of a test: where each comes from
 CLAIM_COLUMNS = ("id", "paper", "about", "says", "where", "item")  # of the ledger
@@ -100,12 +100,14 @@ def runs_of(test: dict, scale="laptop", pair: str = "", shipped: bool = False) -
         holds = any(_holds(run, table) for table in listed(test["table"]))
         if holds and not results.get("crowded"):
             chosen.append(run)
-    if test.get("largest"):
-        # one that does not ship counts as larger than all that do
-        pairs = [provenance.of([run]).rows[0]["pair"] for run in chosen]
-        places = [PAIRS.index(name) if name in PAIRS else -1 for name in pairs]
-        chosen = [run for run, place in zip(chosen, places, strict=True) if place == min(places)]
-    return chosen
+    if not test.get("largest") or not chosen:
+        return chosen
+    # a pair that does not ship counts as larger than all that do
+    by_place: dict[int, list[runs.Run]] = {}
+    for run in chosen:
+        place = PAIRS.get(provenance.of([run]).rows[0]["pair"], -1)
+        by_place.setdefault(place, []).append(run)
+    return by_place[min(by_place)]
 
 
 def _holds(run: runs.Run, table: str) -> bool:
@@ -143,7 +145,7 @@ def select(table: pd.DataFrame, where: dict) -> pd.DataFrame:
         excluded = isinstance(condition, dict)
         values = listed(condition["not"] if excluded else condition)
         inside = table[name].astype(str).isin(list(map(str, values)))
-        table = table[~inside if excluded else inside]
+        table = table[inside != excluded]
     return table
 
 
@@ -170,7 +172,9 @@ def parts_of(table: pd.DataFrame, test: dict, where: dict | None = None) -> pd.D
     for name in (*SOURCE, *test.get("match", ())):
         parts[name] = rows[name]
     parts = parts[parts["value"].notna()].reset_index(drop=True)
-    return _exactly(parts) if exact else _with_still(parts, counted="prompts" in rows)
+    if exact:
+        return _exactly(parts, parts["value"])
+    return _with_still(parts, counted="prompts" in rows)
 
 
 def _names(rows: pd.DataFrame, value: str) -> list[str]:
@@ -204,9 +208,8 @@ def _with_still(parts: pd.DataFrame, counted: bool = True) -> pd.DataFrame:
     return parts.assign(low=low, high=high, still=still)
 
 
-def _exactly(parts: pd.DataFrame, values=None) -> pd.DataFrame:
-    """`parts` with numbers (default their own) that have no spread."""
-    values = parts["value"] if values is None else values
+def _exactly(parts: pd.DataFrame, values: pd.Series) -> pd.DataFrame:
+    """`parts` with these numbers, which have no spread."""
     return parts.assign(value=values, low=values, high=values, still=False)
 
 
@@ -235,7 +238,9 @@ def difference_above(table: pd.DataFrame, test: dict) -> pd.DataFrame:
     second = ratio_above(table, test, test["second"])
     pairs_of = first.merge(second, on=[*SOURCE, *test.get("match", ())], suffixes=("", "_y"))
     change = pairs_of["value"] - pairs_of["value_y"]
-    return _exactly(pairs_of, change.abs() if test.get("absolute") else change)
+    if test.get("absolute"):
+        change = change.abs()
+    return _exactly(pairs_of, change)
 
 
 def paired_ratio(table: pd.DataFrame, test: dict) -> pd.DataFrame:
@@ -276,7 +281,9 @@ def _sides(table: pd.DataFrame, test: dict):
 
 def ordering(table: pd.DataFrame, test: dict) -> pd.DataFrame:
     """The differences of neighbours in `order`: all must be above the threshold (default 0)."""
-    orders = test["order"] if isinstance(test["order"][0], list) else [test["order"]]
+    orders = test["order"]
+    if not isinstance(orders[0], list):
+        orders = [orders]
     parts = []
     for order in orders:
         for larger, smaller in zip(order, order[1:], strict=False):
@@ -362,7 +369,9 @@ class Judged:
             # the number furthest to the wrong side, among those with an interval where any has
             bounded = verdicts.bounded(self.parts)
             values = self.parts.loc[bounded | ~bounded.any(), "value"]
-            worst = values.idxmax() if claim.limit[1] else values.idxmin()
+            worst = values.idxmin()
+            if claim.limit[1]:
+                worst = values.idxmax()
             number = evidence.sentence(self.parts.loc[worst], claim.test, tested)
         about = {name: getattr(claim, name) for name in CLAIM_COLUMNS}
         return about | {
@@ -419,7 +428,9 @@ def _exception(judged: Judged, rows: pd.DataFrame) -> tuple[str, str]:
             if trained < LEAST_TRAINED * paper:
                 unit = name.replace("_", " ")
                 short.append(f"Only {trained:,} of {paper:,} {unit} were trained")
-        return (verdicts.SHORT, ". ".join(short)) if short else ("", "")
+        if short:
+            return verdicts.SHORT, ". ".join(short)
+        return "", ""
     # a claim that holds as well for a method without learning says nothing about learning
     side = "first" if "first" in test else "where"
     for where in test.get("beside", ()):
@@ -438,8 +449,9 @@ def ledger(scale: str = "laptop", pair: str = "", shipped: bool = False) -> pd.D
 
     pair: whose measurements are used, default all. shipped: only rows of the checkout.
     """
-    judged = [examine(claim, scale, pair, shipped) for claim in read_claims().values()]
-    papers = pd.Series([claim.claim.paper for claim in judged])
+    claims = read_claims().values()
+    judged = [examine(claim, scale, pair, shipped) for claim in claims]
+    papers = pd.Series([claim.paper for claim in claims])
     p_values = pd.Series(1.0, papers.index)
     for places in papers.groupby(papers).groups.values():
         p_values[places] = verdicts.adjusted([judged[place].finding for place in places])
@@ -467,7 +479,9 @@ def summary(judged: pd.DataFrame) -> pd.DataFrame:
     whose = []
     for paper, about in zip(judged["paper"], judged["about"], strict=True):
         name = items.PAPERS.get(paper, paper).partition(" (")[0]
-        whose.append(f"{name}, printed" if about == PRINTED else name)
+        if about == PRINTED:
+            name += ", printed"
+        whose.append(name)
     counts = pd.crosstab(judged["verdict"], pd.Series(whose, judged.index, name="whose"))
     counts = counts.reindex([name for name in verdicts.VERDICTS if name in counts.index])
     return counts[list(dict.fromkeys(whose))].rename_axis(columns=None).reset_index()

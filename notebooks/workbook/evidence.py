@@ -32,8 +32,9 @@ def sentence(part: pd.Series, test: dict, p_value: float | None = None) -> str:
         needed = f"may differ by {limit:g}"
     elif test["kind"] == "share" and limit > 0.999:
         needed = "needs all"
-    corrected = "" if p_value is None else f"; p = {p_value:.2g} after Holm"
-    return f"{number(part, test, limit)}; {needed}{corrected}"
+    if p_value is not None:
+        needed += f"; p = {p_value:.2g} after Holm"
+    return f"{number(part, test, limit)}; {needed}"
 
 
 def number(part: pd.Series, test: dict, limit: float) -> str:
@@ -45,9 +46,13 @@ def number(part: pd.Series, test: dict, limit: float) -> str:
     # neither one end missing nor both the same
     has_interval = low < high
     if test["kind"] == "share":
-        return f"{name} [{scale * low:.0f}, {scale * high:.0f}] %" if has_interval else name
-    numbers = [value, low, high] if has_interval else [value]
-    text, *ends = _printed([scale * number for number in numbers], scale * limit)
+        if has_interval:
+            name += f" [{scale * low:.0f}, {scale * high:.0f}] %"
+        return name
+    numbers = [scale * value]
+    if has_interval:
+        numbers += [scale * low, scale * high]
+    text, *ends = _printed(numbers, scale * limit)
     text += unit
     if test["kind"] == "signed_rank":
         text = f"p = {value:.2g}"

@@ -141,7 +141,7 @@ def _relinked(text: str, pages) -> str:
 def write_pages(book, names=(), to: Path | None = None) -> list[Path]:
     """Write the pages of the book's executed copies, of all or of these notebooks, and contents.
 
-    Returns the paths. SpecdecError where a copy is missing or holds an error.
+    Returns the paths. SpecdecError where a copy is missing.
     """
     to = to or folder()
     copies = {entry.stem: book.copy(entry) for entry in book.entries if not entry.notebook}
@@ -152,10 +152,6 @@ def write_pages(book, names=(), to: Path | None = None) -> list[Path]:
             advice = f"run `python -m specdec.book run --only {name}` first"
             raise SpecdecError(f"there is no executed copy of {name}; {advice}.")
         executed = notebooks.read_notebook(copies[name])
-        for cell in executed["cells"]:
-            for output in cell.get("outputs", ()):
-                if output["output_type"] == "error":
-                    raise SpecdecError(f"{copies[name]} ends in an error.")
         text, pictures = page_of(executed, name, pages)
         # a page may have fewer pictures than before
         for outdated in to.glob(f"{name}-*.png"):

@@ -39,7 +39,9 @@ class Findings:
         """The rows of a method on one side, "live" or "replayed"."""
         table = getattr(self, side)
         inside = (table["system"] == system) & (table["terms"] == terms)
-        return table[inside & (table["preset"] == preset) if preset else inside]
+        if preset:
+            inside &= table["preset"] == preset
+        return table[inside]
 
     def cells(self, *method: str) -> tuple[str, str]:
         """'1.23 [1.05, 1.45]' of one method, live and replayed; '-' where it has no row."""
@@ -49,13 +51,17 @@ class Findings:
             cells.append(tables.cells(rows, value)[0] if len(rows) else "-")
         return cells[0], cells[1]
 
+    def learned(self, side: str, terms: str) -> pd.DataFrame:
+        """The rows of the papers' controllers on these terms."""
+        return pd.concat([self.rows(side, system, terms) for system in SYSTEMS])
+
     def ranges(self, terms: str) -> tuple[str, str]:
         """'0.46 to 0.90', live and replayed: the papers' controllers on these terms."""
         cells = []
         for side, value in (("live", LIVE), ("replayed", REPLAYED)):
-            rows = pd.concat([self.rows(side, system, terms) for system in SYSTEMS])
-            ends = [f"{end:.2f}" for end in (rows[value].min(), rows[value].max())]
-            cells.append(" to ".join(dict.fromkeys(ends)))
+            numbers = self.learned(side, terms)[value]
+            ends = dict.fromkeys((f"{numbers.min():.2f}", f"{numbers.max():.2f}"))
+            cells.append(" to ".join(ends))
         return cells[0], cells[1]
 
     def table(self) -> pd.DataFrame:
@@ -76,7 +82,7 @@ class Findings:
 
     def sentences(self) -> str:
         """What the table says, in words; the intervals of the controllers decide how it is put."""
-        learned = pd.concat([self.rows("replayed", system, EQUAL) for system in SYSTEMS])
+        learned = self.learned("replayed", EQUAL)
         gains = 100 * (learned[REPLAYED] - 1)
         # rows of few prompts have no interval and count as open
         above = learned["system"][surely(learned)[f"{REPLAYED}_low"] > 1]
@@ -94,7 +100,7 @@ class Findings:
         )
 
     def caption(self) -> str:
-        live, replayed = (int(table["prompts"].max()) for table in (self.live, self.replayed))
+        live, replayed = int(self.live["prompts"].max()), int(self.replayed["prompts"].max())
         trained = self.replayed["system"].isin((*SYSTEMS, "ours"))
         seeds = int(self.replayed.loc[trained, "seeds"].max())
         (row,) = provenance.of([self.run]).rows
@@ -125,10 +131,11 @@ def read() -> Findings | None:
     """The findings of the newest comparison of the real pair that came with the checkout."""
     for run in items.measured("controllers", shipped=True, pair="smollm2"):
         if run.path("live_t0.parquet").is_file() and run.path("replay_t0.parquet").is_file():
-            live, replayed = (identified(run.read_table(name)) for name in ("live_t0", "replay_t0"))
+            live = identified(run.read_table("live_t0"))
+            replayed = identified(run.read_table("replay_t0"))
             # the interval over prompts is the one to show
             for end in ("low", "high"):
                 replayed[f"{REPLAYED}_{end}"] = replayed[f"{REPLAYED}_prompts_{end}"]
-            live, replayed = (table[table["suite"] == "all"] for table in (live, replayed))
-            return Findings(run, live, replayed)
+            pooled = replayed[replayed["suite"] == "all"]
+            return Findings(run, live[live["suite"] == "all"], pooled)
     return None

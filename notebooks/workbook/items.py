@@ -145,7 +145,9 @@ def save(
         rows = table.attrs.get("rows") or {"measured": len(table) if sources else 0}
         lacking = table.attrs.get("missing", [])
     about = {"item": item.id, "title": item.title, "notebook": item.notebook}
-    about["missing"] = list(map(str, lacking if missing is None else missing))
+    if missing is not None:
+        lacking = missing
+    about["missing"] = list(map(str, lacking))
     about |= {"rows": rows, "doubts": doubts}
     if item.kind == "diagram":
         about["label"] = "illustration"
@@ -173,19 +175,22 @@ def measured(name: str, scale="laptop", shipped: bool = False, **parameters) -> 
     parameters: of provenance or settings, such as pair="smollm2"; None leaves one open. drafter:
     default the pair's own. shipped: only those in the checkout.
     """
-    parameters = {"drafter": "", **parameters}
-    required = {key: value for key, value in parameters.items() if value is not None}
+    required = _stated({"drafter": "", **parameters})
     chosen = {}
     for run in runs.find(name, scale, shipped):
         (row,) = provenance.of([run]).rows
         settings = settings_of(run)
         # what the provenance does not say is what the settings say
-        facts = {"drafter": "", **settings}
-        facts |= {key: fact for key, fact in row.items() if fact is not None}
-        if {key: facts.get(key) for key in required} == required:
+        facts = {"drafter": "", **settings, **_stated(row)}
+        if required.items() <= facts.items():
             # the first is the newest
             chosen.setdefault(runs.canonical([settings, row["pair"]]), run)
     return list(chosen.values())
+
+
+def _stated(facts: dict) -> dict:
+    """The facts that are not None."""
+    return {key: fact for key, fact in facts.items() if fact is not None}
 
 
 def figures_dir() -> Path:
@@ -206,13 +211,13 @@ class Drawn:
 
     def files(self) -> list[Path]:
         """The ones its kind asks for and, of a figure, the csv of what is drawn."""
-        paths = [self.file(kind) for kind in dict.fromkeys((*FILES[self.item.kind], "csv", "json"))]
-        return [path for path in paths if path.is_file()]
+        kinds = dict.fromkeys((*FILES[self.item.kind], "csv", "json"))
+        return list(filter(Path.is_file, map(self.file, kinds)))
 
     @property
     def incomplete(self) -> list[str]:
         """Names of files that its kind asks for and that are not there."""
-        paths = [self.file(kind) for kind in FILES[self.item.kind]]
+        paths = map(self.file, FILES[self.item.kind])
         return [path.name for path in paths if not path.is_file()]
 
     @property
@@ -282,9 +287,11 @@ def status(scale: str = "laptop") -> pd.DataFrame:
     rows = []
     for item in read_items().values():
         files = entries.get(item.id)
-        state = files.state if files else NOT_MEASURED
-        missing = item.not_here if state == NOT_MEASURED else files.lacking
-        label = files.facts.get("label", "") if files else ""
+        state, missing, label = NOT_MEASURED, item.not_here, ""
+        if files:
+            state, label = files.state, files.facts.get("label", "")
+        if state != NOT_MEASURED:
+            missing = files.lacking
         rows.append((item.id, item.title, state, missing, label, item.notebook))
     columns = ["item", "title", "state", "missing", "scale", "notebook"]
     return pd.DataFrame(rows, columns=columns)
@@ -302,7 +309,7 @@ def publish(scale: str = "laptop", also=(), replace: bool = False) -> pd.DataFra
     for item_id, fresh in drawn(scale).items():
         state, note = "refused", fresh.fault
         if not note:
-            note = _better(items[item_id], fresh, replace) if item_id in items else ""
+            note = _better(items.get(item_id), fresh, replace)
             state = "kept" if note else "published"
         if state == "published":
             items[item_id] = fresh
@@ -329,8 +336,10 @@ def publish(scale: str = "laptop", also=(), replace: bool = False) -> pd.DataFra
     return pd.DataFrame(rows, columns=["item", "state", "note"])
 
 
-def _better(old: Drawn, new: Drawn, replace: bool) -> str:
-    """Why the published item stays; '' where it does not."""
+def _better(old: Drawn | None, new: Drawn, replace: bool) -> str:
+    """Why the published item stays; '' where it does not, or there is none."""
+    if old is None:
+        return ""
     # a run of a toy pair must not replace one of a real model
     larger = _rank(old) - _rank(new)
     if larger > 0:
@@ -357,8 +366,8 @@ def fewer_rows(new: list[runs.Run], old: list[runs.Run]) -> str:
 def _rank(item: Drawn) -> int:
     """Place of the largest scale of its rows: rows of a toy pair make an item no smaller."""
     levels = ("none", *provenance.LEVELS)
-    scales = [provenance.scale_of(row) for row in item.facts.get("measured", ())]
-    return max(levels.index(scale) for scale in scales or [item.facts.get("scale", "none")])
+    scales = list(map(provenance.scale_of, item.facts.get("measured", ())))
+    return max(map(levels.index, scales or [item.facts.get("scale", "none")]))
 
 
 def contents(ledger: pd.DataFrame | None = None) -> str:

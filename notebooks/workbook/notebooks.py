@@ -84,7 +84,9 @@ def tidy(notebook: dict, header: str) -> str:
         cells.append(dict(sorted({**clean, "source": source}.items())))
     cells[0]["source"] = header.splitlines(keepends=True)
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    # nbconvert names scripts after it
+    language = {"file_extension": ".py", "name": "python"}
+    metadata = {"kernelspec": kernel, "language_info": language}
     clean = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
     return json.dumps(clean, indent=1, ensure_ascii=False) + "\n"
 

@@ -43,28 +43,32 @@ class PaperTable:
         # 1. both sides, their columns and the marks of doubts
         theirs = _filled(published, "target", digits)
         ours = _filled(measured, "pair", digits)
-        sides = [side for side in (theirs, ours) if len(side)]
+        sides = list(filter(len, (theirs, ours)))
         if not sides:
             raise SpecdecError("there is nothing to show: neither measured nor published rows.")
         heads = pd.concat(sides)[["column", "metric"]].drop_duplicates()
+        keys = ["row"]
         # one pair on either side needs no column for its name
-        several = len(sides) > 1 or sides[0]["whose"].nunique() > 1
-        keys = ["whose", "row"] if several else ["row"]
+        if len(sides) > 1 or sides[0]["whose"].nunique() > 1:
+            keys = ["whose", "row"]
         # a letter for each remark, in the order of the rows
-        doubts = [doubt for doubt in dict.fromkeys(theirs["doubt"]) if doubt]
-        marks = {doubt: chr(ord("a") + place) for place, doubt in enumerate(doubts)}
+        marks = {}
+        notes = []
+        for doubt in filter(None, theirs["doubt"].unique()):
+            marks[doubt] = chr(ord("a") + len(marks))
+            notes.append(f"({marks[doubt]}) {doubt}")
         # 2. a block of cells for each side
         columns = pd.MultiIndex.from_frame(heads, names=[None, None])
-        blocks = [_block(side, columns, keys, marks) for side in (theirs, ours)]
+        published = _block(theirs, columns, keys, marks)
+        measured = _block(ours, columns, keys, marks)
         # 3. the sentences below
-        notes = [f"({mark}) {doubt}" for doubt, mark in marks.items()] + _equal(ours)
-        rows = set(ours["row"])
-        lacking = [row for row in dict.fromkeys(theirs["row"]) if row not in rows]
+        notes += _equal(ours)
+        lacking = theirs.loc[~theirs["row"].isin(ours["row"]), "row"].unique().tolist()
         if lacking:
             notes.append(f"Not measured here: {', '.join(lacking)}.")
             if how:
                 notes[-1] += f" To measure: `{how}`."
-        return cls(*blocks, tuple(notes), tuple(lacking), tuple(doubts))
+        return cls(published, measured, tuple(notes), tuple(lacking), tuple(marks))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -74,14 +78,17 @@ class PaperTable:
 
     @property
     def heads(self) -> list[tuple[str, str]]:
-        return list((self.published if len(self.published) else self.measured).columns)
+        block = self.published if len(self.published) else self.measured
+        return list(block.columns)
 
     def parts(self) -> Iterator[tuple[str, list[tuple[str, str]]]]:
         """(metric, columns) of each printed part; the metric is "" where one part holds all."""
         names = max(self.published.index.nlevels, self.measured.index.nlevels)
-        metrics = list(dict.fromkeys(metric for _, metric in self.heads))
         room = MAX_COLUMNS - names
-        for metric in [""] if len(self.heads) <= room else metrics:
+        metrics = [""]
+        if len(self.heads) > room:
+            metrics = list(dict.fromkeys(_metrics(self.heads)))
+        for metric in metrics:
             heads = [head for head in self.heads if metric in ("", head[1])]
             for first in range(0, len(heads), room):
                 yield metric, heads[first : first + room]
@@ -101,7 +108,7 @@ class PaperTable:
         texts = []
         for metric, heads in self.parts():
             for title, block in self.blocks(heads).items():
-                texts.append(f"*{title}, {metric}*" if metric else f"*{title}*")
+                texts.append(f"*{', '.join(filter(None, (title, metric)))}*")
                 labelled = block.set_axis(_flat(heads, metric), axis=1).reset_index()
                 texts.append(labelled.to_markdown(index=False, disable_numparse=True))
         return "\n\n".join([*texts, *self.notes])
@@ -115,7 +122,7 @@ class PaperTable:
         """One LaTeX table (booktabs, graphicx), with grouped heads where metrics differ."""
         table = pd.concat(self.blocks(self.heads), names=[""])
         look = {"column_format": "l" * table.index.nlevels + "r" * len(self.heads)}
-        if len({metric for _, metric in self.heads}) == 1:
+        if len(set(_metrics(self.heads))) == 1:
             table = table.set_axis(_flat(self.heads, ""), axis=1)
         table = table.reset_index()
         # the title of a block stands in its first row
@@ -134,9 +141,10 @@ def _filled(side, whose: str, digits) -> pd.DataFrame:
     if side is None or side.empty:
         return pd.DataFrame(columns=["whose", "row", "column", *usual, "value", "text"])
     need(side, "row", "column", "value")
-    usual["whose"] = side.get(whose, PUBLISHED)
-    side = side.assign(**{name: side.get(name, content) for name, content in usual.items()})
     side = side.reset_index(drop=True)
+    usual["whose"] = side.get(whose, PUBLISHED)
+    for name, content in usual.items():
+        side[name] = side.get(name, content)
     side["doubt"] = side["doubt"].fillna("")
     names = ["row", "column", "metric", "whose"]
     side[names] = side[names].astype(str)
@@ -162,7 +170,8 @@ def _block(side: pd.DataFrame, columns: pd.MultiIndex, keys: list[str], marks: d
     wide = long.pivot(index=keys, columns=["column", "metric"], values="cell")
     # pivot sorts; the rows stay as they came
     order = long.set_index(keys).index.unique()
-    wide.index.names = wide.index.names if len(keys) == 1 else ["model", "row"]
+    if len(keys) > 1:
+        wide.index.names = ["model", "row"]
     return wide.loc[order].reindex(columns=columns)
 
 
@@ -197,8 +206,12 @@ def _equal(side: pd.DataFrame) -> list[str]:
     return sentences
 
 
+def _metrics(heads: list[tuple[str, str]]) -> list[str]:
+    return [metric for _, metric in heads]
+
+
 def _flat(heads: list[tuple[str, str]], metric: str) -> list[str]:
     """Names of columns in one line, without the metric where it is said above or all there is."""
-    if metric or len({name for _, name in heads}) == 1:
+    if metric or len(set(_metrics(heads))) == 1:
         return [column for column, _ in heads]
-    return [f"{column}, {name}" if name else column for column, name in heads]
+    return [", ".join(filter(None, head)) for head in heads]

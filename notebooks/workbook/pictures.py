@@ -97,7 +97,7 @@ def depth_and_size(
     for table, x, by in zip(tables, labels, lines, strict=True):
         need(table, x, value, by)
     # one axis of values for both panels
-    highest = max(table[value].max() for table in tables)
+    highest = max(by_depth[value].max(), by_size[value].max())
     with drawn() as (figure, _):
         panels = figure.subplots(1, 2, sharey=True)
         for place, (axes, table, x) in enumerate(zip(panels, tables, labels, strict=True)):
@@ -120,9 +120,12 @@ def intervals(table, name, value, *, panel: str | None = None, label="", line=1.
 
     panel: the column with one panel per value.
     """
-    need(table, name, value, "low", "high", *([panel] if panel else []))
+    need(table, name, value, "low", "high")
     table = surely(table)
-    panels = [("", table)] if panel is None else list(table.groupby(panel, sort=False))
+    panels = [("", table)]
+    if panel is not None:
+        need(table, panel)
+        panels = list(table.groupby(panel, sort=False))
     with drawn(height_in=0.8 + 0.24 * len(table) + 0.3 * len(panels)) as (figure, _):
         # as high as its rows, so that dots are equally far apart
         heights = [len(rows) + 1 for _, rows in panels]

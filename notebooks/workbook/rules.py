@@ -97,7 +97,9 @@ class Tuner:
 
     def shapes(self, name: str) -> list[Shape]:
         """The shapes tried: a chain if one was recorded, then those of the terms."""
-        shapes = [(1, ())] if self.arena.trace.depth_of(1) >= 0 else []
+        shapes = []
+        if self.arena.trace.depth_of(1) >= 0:
+            shapes.append((1, ()))
         if not RULES[name].chain:
             shapes += self.arena.shapes()
         if RULES[name].square:
@@ -213,7 +215,9 @@ class Tuner:
         """The fastest settings of a shape on "train", their time on "tune"; None if none fit."""
         costs = self.arena.costs
         options = self.settings(name, shape)
-        fitted = self.fit(name, options[0], folder) if options else None
+        if not options:
+            return None
+        fitted = self.fit(name, options[0], folder)
         asking_ms = None
         times = {}
         for number, settings in enumerate(options):

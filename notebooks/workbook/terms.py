@@ -149,7 +149,7 @@ class Arena:
     def shapes(self) -> list[Shape]:
         """The shapes of the terms whose whole trees were recorded."""
         shapes = [(top_k, tuple(beam)) for top_k, *beam in self.terms.shapes]
-        recorded = [shape for shape in shapes if self.recorded(shape)]
+        recorded = list(filter(self.recorded, shapes))
         if not recorded:
             why = f"no whole trees of {self.terms.shapes} were recorded"
             raise SpecdecError(f"{why}; record trees=(4, 10).")
@@ -175,7 +175,7 @@ class Arena:
         if system == OURS:
             # it expands as many nodes of a level as a node has children
             square = dict.fromkeys((top_k, ()) for top_k, _ in shapes)
-            return [shape for shape in square if self.recorded(shape)]
+            return list(filter(self.recorded, square))
         if system == RADAR:
             # its network needs trees that are deep enough
             deep = [shape for shape in shapes if self.depth(shape) >= radar.DECISIONS]
@@ -229,18 +229,22 @@ def opened(name: str, trace, costs, terms: EqualTerms, scale: str = "laptop") ->
     return runs.start(name, runs.plain(facts), scale=scale, tie_to_code=False)
 
 
+def up_to(most: int, values: Sequence[int]) -> tuple[int, ...]:
+    return tuple(value for value in values if value <= most)
+
+
 def equal_config(arena: Arena, system: str, option):
     """The config of a system under equal terms. option: one of `arena.options`."""
     terms = arena.terms
     most = arena.trace.most_nodes + 1
-    totals = tuple(total for total in terms.total_tokens if total <= most)
-    sizes = tuple(total - 1 for total in totals)
+    totals = up_to(most, terms.total_tokens)
+    sizes = tuple(np.subtract(totals, 1).tolist())
     changes: dict[str, Any] = {"name": EQUAL}
     if system == RESPS:
         shapes = arena.shapes()
-        deepest = min(arena.depth(shape) for shape in shapes)
+        deepest = min(map(arena.depth, shapes))
         changes["totals"] = totals
-        changes["depths"] = tuple(depth for depth in terms.depths if depth <= deepest)
+        changes["depths"] = up_to(deepest, terms.depths)
         changes["widths"] = tuple((top_k, *beam) for top_k, beam in shapes)
         changes["small"] = True
         changes["interval"] = option
@@ -422,10 +426,13 @@ def train(arena: Arena, job: Job) -> Policy:
     option, key = None, f"{job.system}-{job.terms}"
     grid = "as in the paper" if job.terms == PAPER else "as in its code"
     choices = [("action grid, recipe", "none", grid)]
+    what = "width"
+    if job.system == RESPS:
+        what = "interval"
     if job.on_equal_terms:
         best = choose(arena, job.system)["option"]
         option, key = arena.options(job.system)[best], f"{job.system}-{best}"
-        choices = [("interval" if job.system == RESPS else "width", "tune", option)]
+        choices = [(what, "tune", option)]
         if job.system in (LTD, RADAR):
             choices.append(("nodes to begin with", "tune", arena.start(option).text))
     # 2. the training

@@ -84,7 +84,9 @@ def weigh(parts: pd.DataFrame, limit: float, below: bool = False) -> Finding:
     # 1. each number on both sides of the limit
     columns = parts[["value", "low", "high", "prompts"]].itertuples(index=False)
     sides = np.array([one_sided(*part, limit) for part in columns])
-    right, wrong = sides.T[::-1] if below else sides.T
+    right, wrong = sides.T
+    if below:
+        right, wrong = wrong, right
     sides = parts[["run_key", "run_table"]].assign(right=right, wrong=wrong)
     # 2. a table holds with all of its numbers, and fails with one of them, after Bonferroni
     tables = sides.groupby(["run_key", "run_table"]).agg(

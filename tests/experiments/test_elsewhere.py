@@ -5,6 +5,7 @@ name, and what answers cost.
 import dataclasses
 
 import pytest
+from fakes.notebooks import functions_of
 from fakes.traces import round_costs, synthetic_trace
 
 from specdec.core.policy import Static
@@ -16,8 +17,9 @@ from specdec.policies.base import changed
 from specdec.policies.heuristics import SVIP
 from specdec.training.value import train_value
 
-from experiments import elsewhere
 from workbook import rules, terms
+
+elsewhere = functions_of("33_heuristics")
 
 EQUAL = terms.EqualTerms(shapes=((3,),), depth=4, depths=(0, 1, 3), total_tokens=(1, 2, 4, 8, 16))
 DEAR = round_costs(name="dear nodes@abc123", verify=(4.0, 12.0, 200.0), errors={"tree_frac": 0.01})

@@ -1,6 +1,7 @@
 """What policies cost: a stop-watch on a method sees it and goes."""
 
 import pytest
+from fakes.notebooks import functions_of
 
 import specdec
 from specdec.core import clock
@@ -8,7 +9,7 @@ from specdec.core.policy import Static
 from specdec.policies import resps
 from specdec.policies.base import changed
 
-from experiments import overhead
+overhead = functions_of("51_policy_overhead")
 
 GRID = {"totals": (4, 8), "depths": (2, 3), "widths": (4,), "starter": (8, 3, 4), "interval": 2}
 

@@ -1,9 +1,11 @@
 """Notebooks as text, made of a title and code; and the code of those that ship, run here."""
 
+import ast
 import contextlib
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 from IPython.display import display
 
@@ -14,6 +16,8 @@ from workbook import book, notebooks
 PARAMETERS = (
     'scale: str = "laptop"  # laptop | paper\nseed: int = 0  # seed\nrate: float = 0.5  # a rate'
 )
+
+LEVELS = ("FIXED", "WIDE", "DEEP")  # example trees of a diagram
 
 
 def cell(kind: str, text: str, number: int, tags=()) -> dict:
@@ -42,6 +46,22 @@ def code_cells(read: dict) -> list[tuple[set, str]]:
     """(tags, source) of the code cells of a notebook."""
     cells = [cell for cell in read["cells"] if cell["cell_type"] == "code"]
     return [(set(cell["metadata"].get("tags", [])), notebooks.source_of(cell)) for cell in cells]
+
+
+def functions_of(stem: str) -> SimpleNamespace:
+    """What the cells of a notebook of the book import and define, none of it called."""
+    # parameters are annotated, and constants are called in capitals
+    kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AnnAssign)
+    names: dict = {}
+    for _, source in code_cells(notebooks.read_notebook(book.notebooks_folder() / f"{stem}.ipynb")):
+        tree, kept = ast.parse(source), []
+        for node in tree.body:
+            target = node.targets[0] if isinstance(node, ast.Assign) else None
+            if isinstance(node, kinds) or getattr(target, "id", None) in LEVELS:
+                kept.append(node)
+        tree.body = kept
+        exec(compile(tree, stem, "exec"), names)
+    return SimpleNamespace(**names)
 
 
 def run_cells(name: str, **changes) -> dict:

@@ -84,6 +84,42 @@ def test_a_failing_notebook_stops_only_its_readers(no_kernels, folder):
     assert states(run(folder=folder, only="00")) == {"00_first": "failed"}
 
 
+def test_a_complete_copy_stays_until_a_new_one_is_complete(no_kernels, folder):
+    assert states(run(folder=folder, only="20")) == {"20_third": "done"}
+    copy = runs.runs_dir() / "notebooks" / "20_third.ipynb"
+    complete = copy.read_bytes()
+    (folder / "20_third.ipynb").write_text(notebook("Third", "1 / (seed - 3)"))
+    report = run(folder=folder, only="20", parameters={"seed": 3})
+    assert states(report) == {"20_third": "failed"} and copy.read_bytes() == complete
+    unfinished = copy.with_name("20_third.unfinished.ipynb")
+    assert unfinished.is_file() and str(unfinished) in report["note"][0]
+    assert book.Book(folder=folder).state(book.read_book(folder)[2]) == "stale"
+    assert states(run(folder=folder, only="20")) == {"20_third": "done"}
+    assert copy.read_bytes() != complete and not unfinished.exists()
+
+
+@pytest.mark.parametrize("how", ["file", "in a folder", "in a list", "of a kind", "SPECDEC_DATA"])
+def test_a_key_holds_the_content_of_all_that_is_named(folder, monkeypatch, how):
+    """Costs, recordings, policies, a pair's weights, prompts."""
+    place = folder.parent / "mine"
+    file = runs.write_text(place / "drafter" / "model.safetensors", "weights")
+    named = {"file": str(file), "in a folder": "mine", "in a list": [["small", str(place)]]}
+    named |= {"of a kind": f"lm:{place}", "SPECDEC_DATA": "x" * 3000}
+    if how == "SPECDEC_DATA":
+        monkeypatch.setenv(how, str(place))
+    opened = book.Book(folder=folder)
+
+    def key():
+        return opened.key(opened.entries[2], {"seed": 1, "what": {"here": named[how]}})
+
+    first = key()
+    assert key() == first
+    file.write_text("changed")
+    changed = key()
+    file.rename(file.with_name("other.safetensors"))
+    assert len({first, changed, key()}) == 3
+
+
 @pytest.mark.parametrize(
     ("name", "code", "word"),
     [("00_first", "1 + 1", "promises"), ("10_second", "1 + 1", "00_first")],
@@ -100,6 +136,7 @@ def test_what_went_wrong_is_noted(no_kernels, folder, name, code, word):
         {"parameters": {"sede": 1}},
         {"parameters": {"seed": "many"}},
         {"parameters": {"seed": True}},
+        {"parameters": {"seed": -1}},
         {"only": [""]},
         {"only": ["21"]},
         {"scale": "labtop"},
@@ -129,6 +166,8 @@ def test_tidy_takes_outputs_off_and_writes_the_first_cell(folder):
     assert book.tidy_all(folder) == []
     first = notebooks.read_notebook(folder / "10_second.ipynb")["cells"][0]
     text = notebooks.source_of(first)
+    kept = notebooks.read_notebook(folder / "10_second.ipynb")["metadata"]["language_info"]
+    assert kept["file_extension"] == ".py"
     assert "runs/{scale}/first.txt" in text and "[← previous](00_first.ipynb)" in text
 
 
