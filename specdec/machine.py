@@ -137,7 +137,7 @@ def code_hash() -> str:
     folders = [Path(__file__).resolve().parent]
     notebooks = notebooks_folder()
     if notebooks is not None:
-        folders += [notebooks / name for name in BESIDE_NOTEBOOKS]
+        folders += [notebooks / name for name in (*BESIDE_NOTEBOOKS, "rules")]
     digest = hashlib.sha256()
     for folder in folders:
         for path in sorted(folder.rglob("*")):
