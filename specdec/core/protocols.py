@@ -74,7 +74,7 @@ class Drafter:
     copied_levels: int = 0  # the longest path that its sessions' `copied` proposes
     extra_rows: int = 0  # the largest number of rows of its sessions' `window`
     deepest: int | None = None  # the largest number of expansions, whatever is planned
-    position_limit: int | None = None  # of its own context; beyond it the text goes on plainly
+    position_limit: int | None = None  # of its own context; beyond it the steps are plain
 
     def refresh(self) -> None:
         """Adapt to a changed target: its dtype, device, embedding or head."""

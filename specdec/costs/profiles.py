@@ -74,11 +74,13 @@ def roofline(
     verify, verify_per_tok = forward(nodes + 1, parameters, layers)
     expand, expand_per_tok = forward(np.array(WIDTHS), drafter_parameters, 1)
     root, root_per_tok = forward(np.ones(len(WIDTHS)), drafter_parameters, 1)
-    sheet = f"{bandwidth_gb_per_s:g} GB/s, {tflop_per_s:g} TFLOP/s"
+    gpu = f"{bandwidth_gb_per_s:g} GB/s, {tflop_per_s:g} TFLOP/s"
+    sheet = f"{parameters:.3g} + {drafter_parameters:.3g} parameters, {gpu}"
+    host = f"{launch_ms_per_layer:g} ms of launches per layer and {draft_host_ms:g} ms of host work"
     return CostModel(
         name,
         "roofline",
-        f"roofline, not measured: {parameters:.3g} + {drafter_parameters:.3g} parameters, {sheet}.",
+        f"roofline, not measured: {sheet}, {host} per draft forward (assumed).",
         widths=WIDTHS,
         root=root + draft_host_ms,
         root_per_tok=root_per_tok,

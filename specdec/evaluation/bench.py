@@ -301,6 +301,14 @@ def summary(run: runs.Run, baseline: str | None = None) -> pd.DataFrame:
 
     calls: draft forwards. prefill_frac: of the total time. crowded: others used the cores, so there
     is no result. <share>_frac of SHARES: of the time in cycles.
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny", dtype="float32")
+    >>> methods = {"plain": "autoregressive", "tree": specdec.Static(8, 3, 2)}
+    >>> few = dict(max_new_tokens=8, name="example", progress=False)
+    >>> table = summary(specdec.evaluate(methods, {"mine": ["What is 2 + 3?"]}, pair, **few))
+    >>> table[["suite", "method", "prompts", "same_frac"]].values.tolist()
+    [['mine', 'plain', 1, 1.0], ['mine', 'tree', 1, 1.0]]
     """
     prompts = run.read_table("prompts")
     config = run.record()["config"]

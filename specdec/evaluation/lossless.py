@@ -257,6 +257,12 @@ def distribution_test(
     must be small or cut by top_k (4096 continuations at most). draw(seed) -> token ids replaces
     `decode`, to see a wrong method fail. sampling: temperature (1), top_k, top_p, min_p,
     repetition_penalty.
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny", dtype="float32")
+    >>> few = dict(new_tok=2, draws=100, top_k=3, progress=False)
+    >>> distribution_test(pair, "What is 2 + 3?", specdec.Static(8, 2, 3), **few).passed
+    True
     """
     sampling.setdefault("temperature", 1.0)
     if not sampling["temperature"] > 0:

@@ -64,6 +64,14 @@ def tune_static(
     prompts: names of suites, of which only the "tune" part is used, or the tuning prompts. grid:
     the trees to try, default `default_grid()`. most: prompts used in all. settings: fields of
     EvaluateConfig by name. Speed is new tokens over prefill and decoding time.
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny", dtype="float32")
+    >>> trees = [specdec.TreeConfig(3, 1, 1), specdec.TreeConfig(6, 2, 2)]
+    >>> few = dict(max_new_tokens=8, progress=False)
+    >>> tuning = tune_static(pair, {"mine": ["Hello."]}, trees, **few)
+    >>> tuning.policy.plan in trees, len(tuning.table)
+    (True, 2)
     """
     # 1. the trees, and the prompts in a random order
     config = runs.configured(config or TUNED, EvaluateConfig, settings)

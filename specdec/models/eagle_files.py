@@ -88,7 +88,9 @@ class Fields(dict[str, Any]):
         # sizes are whole numbers, as their defaults say
         kinds = (int, float) if isinstance(default, float) else (int,)
         if type(value) not in kinds or not lowest <= value < math.inf:
-            raise bad_checkpoint(self.folder, f"{name} must be a positive number, not {value!r}")
+            raise bad_checkpoint(
+                self.folder, f"{name} in config.json must be a positive number, not {value!r}"
+            )
         return value
 
     def part(self, name: str) -> dict[str, Any]:

@@ -200,8 +200,8 @@ class Target(TargetModel):
         mask = self._mask(TargetForward(self, tokens, cache, depth, ancestors))
         return self.run(tokens, cache, mask, int(last_only))
 
-    def run(self, tokens: Tensor, cache: TreeCache, mask: TreeMask, keep: int = 0) -> Rows:
-        """The forward itself. keep: the last rows, which get logits; 0 for all."""
+    def run(self, tokens: Tensor, cache: TreeCache, mask: TreeMask, keep: int | Tensor = 0) -> Rows:
+        """The forward itself. keep: rows with logits, 0 for all, n for the last n, or numbers."""
         cache.require(len(tokens))
         logits = self._logits(tokens[None], mask.positions[None], self._masks([mask]), cache, keep)
         features = self._features()
@@ -269,7 +269,7 @@ class Target(TargetModel):
         return aligned(torch.stack(parts)[:, None])
 
     def _logits(
-        self, tokens: Tensor, positions: Tensor, mask: Any, cache: Any, keep: int
+        self, tokens: Tensor, positions: Tensor, mask: Any, cache: Any, keep: int | Tensor
     ) -> Tensor:
         """Logits [B, R, V] of the rows to keep."""
         kind: Any = type(self.model)
@@ -277,7 +277,11 @@ class Target(TargetModel):
         inputs |= {"use_cache": True, "logits_to_keep": keep, cache_keyword(kind): cache}
         logits: Tensor = self.model(**inputs).logits
         # some families return all rows regardless
-        return logits[:, -keep:]
+        if not isinstance(keep, Tensor):
+            logits = logits[:, -keep:]
+        elif logits.shape[1] != len(keep):
+            logits = logits[:, keep]
+        return logits
 
     def _features(self) -> Tensor | None:
         """Taps [B, T, taps * Ht]; layers may be on several devices."""

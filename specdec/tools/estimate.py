@@ -248,6 +248,13 @@ def estimate_record(
     """Time and space of `record(pair, prompts, ...)` with the same arguments. Nothing is stored.
 
     samples: prompts decoded for it, spread over all; a third of them also grow a few trees.
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny", dtype="float32")
+    >>> settings = dict(max_new_tokens=8, depth=3, top_ks=(2, 3), trees=())
+    >>> needed = estimate_record(pair, {"mine": ["What is 2 + 3?"]}, samples=1, **settings)
+    >>> needed.turns, needed.fits
+    (1, True)
     """
     config = runs.configured(config, RecordConfig, settings)
     record.check(pair, config)
