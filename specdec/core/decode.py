@@ -233,8 +233,8 @@ def opened(
 ) -> tuple[LiveEngine, Policy]:
     """The engine and the policy of a turn. settings, sampling: as in `autoregress`."""
     ids, max_new_tokens, stops, picker = _checked(pair, prompt, *settings, **sampling)
-    # a pair knows a tree that suits it
     pair.refresh()
+    # a pair knows a tree that suits it
     policy = Static.of(pair.usual_tree) if policy is None else checked_policy(policy)
     prompt_ids = torch.tensor(ids, device=pair.target.device)
     engine = LiveEngine(pair, prompt_ids, max_new_tokens, policy.limits, picker, tuple(stops))

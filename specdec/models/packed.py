@@ -5,7 +5,7 @@ product itself. Here that is done once, and the arranged form is the only copy. 
 same input (queries, keys and values; gate and up) become one product.
 
 A packed layer has no parameter, and who reads its `weight` gets a plain layer again, so every
-change is seen. `state_dict` is as before. Training, or patching a family, needs pack=False.
+change is seen. `state_dict` is as before. Training all weights needs pack=False.
 """
 
 from __future__ import annotations
