@@ -25,7 +25,7 @@ from specdec.core.pair import Pair, Prompt
 from specdec.core.policy import Policy, Static, checked_policy
 from specdec.core.protocols import Forward, Step, T, TargetForward, at_once, finish, together
 from specdec.core.records import Generation
-from specdec.core.verification import Picker, text_seed
+from specdec.core.verification import Picker
 from specdec.errors import SpecdecError, check_integer, check_kind, keeping
 
 ROWS = 16  # texts at once; more bring little on a CPU, whose products are busy by then
@@ -263,7 +263,7 @@ def _checked(
     picker = Picker.from_settings(temperature, seed, **sampling)
     pair.target.refresh()
     ids = pair.ids_of(prompt, raw)
-    picker.seed = text_seed(seed, noise_of or ids, check_integer("visit", visit))
+    picker = picker.of_text(noise_of or ids, check_integer("visit", visit))
     check_lengths(len(ids), max_new_tokens, pair.target.position_limit)
     if stop_tokens is None:
         return ids, max_new_tokens, pair.stop_tokens, picker

@@ -113,6 +113,10 @@ class Picker:
         """The picker of `decode`: temperature, seed, top_k, top_p, min_p, repetition_penalty."""
         return Picker(make_warpers(temperature, **settings), sample=temperature > 0, seed=seed)
 
+    def of_text(self, prompt: Sequence[int], visit: int = 0) -> Picker:
+        """The same rule with the noise of one text: of these prompt ids, for the k-th time."""
+        return Picker(self.warpers, self.sample, text_seed(self.seed, prompt, visit))
+
     @staticmethod
     def whole_trees(device: torch.device) -> bool:
         """Whether sampling picks all tokens of a tree at once, so that nothing waits for a GPU."""

@@ -23,7 +23,7 @@ from specdec.core.policy import Chain, Policy, RandomPolicy, Static
 from specdec.core.records import EXTEND, PLAN, SIZE
 from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import TreeConfig, tree_from
-from specdec.core.verification import Picker, text_seed
+from specdec.core.verification import Picker
 from specdec.errors import SpecdecError
 from specdec.evaluation.methods import named_methods
 
@@ -139,8 +139,7 @@ def audit(
                 draws = dict(temperature=temperature, seed=seed + number, **sampling)
                 settings = dict(max_new_tokens=max_new_tokens, **draws)
                 plain = autoregress(pair, prompt, **settings).tokens
-                picker = Picker.from_settings(**draws)
-                picker.seed = text_seed(picker.seed, pair.ids_of(prompt))
+                picker = Picker.from_settings(**draws).of_text(pair.ids_of(prompt))
                 ties = _NearTies(pair, prompt, plain, picker, temperature)
                 # 2. its text under each policy, compared with the plain one
                 for name, policy in policies.items():

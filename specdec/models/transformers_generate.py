@@ -16,7 +16,7 @@ from specdec.core.decode import check_lengths, turn
 from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static, checked_policy
-from specdec.core.verification import Picker, text_seed
+from specdec.core.verification import Picker
 from specdec.errors import SpecdecError, check_integer
 
 # the model's arguments that cannot change a text
@@ -65,8 +65,8 @@ def generate(
     sampled = generation_config.do_sample
     if seed is None:
         seed = int(torch.randint(1 << 62, ())) if sampled else 0
-    key = text_seed(check_integer("seed", seed), pair.ids_of(ids))
-    picker = Picker(logits_processor, sampled, key)
+    picker = Picker(logits_processor, sampled, check_integer("seed", seed))
+    picker = picker.of_text(pair.ids_of(ids))
     stop_tokens: list[int] = []
     further = StoppingCriteriaList()
     for criterion in stopping_criteria or ():
