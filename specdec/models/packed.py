@@ -1,7 +1,8 @@
 """Weights packed once for this processor's fastest kernels, when specdec loads a pair on a CPU.
 
 PyTorch re-arranges a weight matrix at every product with few rows, which can cost more than the
-product itself. Here that is done once, and the arranged form is the only copy. Layers that read the
+product itself. Here that is done once, and the arranged form is the only copy: packed for oneDNN in
+bfloat16, stored by columns in float32. Layers that read the
 same input (queries, keys and values; gate and up) become one product.
 
 A packed layer has no parameter, and who reads its `weight` gets a plain layer again, so every
@@ -22,8 +23,8 @@ from torch.nn.modules import module as torch_hooks
 
 from specdec.models.kv_cache import attend
 
-# weights of a product from which packing pays: in float32 for trees and wide products only
-PACKED_FROM = {torch.float32: 1_500_000, torch.bfloat16: 4_096}
+PACKED_DTYPES = (torch.float32, torch.bfloat16)
+PACKED_FROM = 4_096  # weights of a product
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -35,15 +36,22 @@ class Product:
         self.weight = weight.contiguous()
         self.bias = bias
         self.table = table  # the embedding's weight, if it is this one too
-        self.is_packed = weight.numel() >= PACKED_FROM.get(weight.dtype, sys.maxsize)
-        if self.is_packed:
+        self.is_packed = weight.numel() >= PACKED_FROM and weight.dtype in PACKED_DTYPES
+        if not self.is_packed:
+            return
+        if weight.dtype == torch.float32:
+            # by columns: as fast as by rows for one token, near the packed kernels for a tree
+            self.weight = self.weight.t().contiguous().t()
+        else:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.is_packed and not x.requires_grad:
-            run = torch.ops.mkldnn._linear_pointwise
-            return run(x, self.weight, self.bias, "none", [], "")
-        return F.linear(x, self.plain(), self.bias)
+        if not self.weight.is_mkldnn:
+            return F.linear(x, self.weight, self.bias)
+        if x.requires_grad:
+            return F.linear(x, self.plain(), self.bias)
+        run = torch.ops.mkldnn._linear_pointwise
+        return run(x, self.weight, self.bias, "none", [], "")
 
     def plain(self) -> Tensor:
         """The weight as a plain tensor: from now on the only form, since it may be changed."""
@@ -56,7 +64,7 @@ class Product:
         """The weight as a plain tensor: a copy while it is packed."""
         if self.table is not None:
             return self.table
-        return self.weight.to_dense() if self.is_packed else self.weight
+        return self.weight.to_dense() if self.weight.is_mkldnn else self.weight.contiguous()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # of a copy or a pickle; another process packs for its own processor
@@ -169,7 +177,7 @@ def can_pack(layer: Any) -> bool:
     if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter:
         return False
     weight = layer.weight
-    if weight.device.type != "cpu" or weight.dtype not in PACKED_FROM:
+    if weight.device.type != "cpu" or weight.dtype not in PACKED_DTYPES:
         return False
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
