@@ -16,15 +16,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import scipy
-import torch
 
 from specdec import machine, runs
-from specdec.core.cycle import run_cycle
-from specdec.core.engine import LiveEngine
+from specdec.core.decode import decode
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Policy
 from specdec.core.tree_config import pool_size
-from specdec.core.verification import Picker
 from specdec.costs.measure import GROWTH_TOK, SHAPE, CalibrateConfig, Measurements, Timings
 from specdec.costs.model import TABLES, CostModel
 from specdec.data import suites
@@ -101,16 +98,10 @@ def measured_answer_ms(pair: Pair, policy: Policy, costs: CostModel) -> float:
     warms up. The slowest twentieth of the cycles, which were interrupted, is left out.
     """
     spent = []
-    with pair.inference():
-        for number, prompt in enumerate(random.Random(0).sample(_prompts(pair, 0), 6)):
-            ids = torch.tensor(prompt[-256:], device=pair.target.device)
-            engine = LiveEngine(pair, ids, 48, policy.limits, Picker())
-            policy.reset()
-            engine.prefill()
-            while not engine.finished:
-                row = run_cycle(engine, policy)
-                if row.questions and number:
-                    spent.append((row.policy_ms / row.questions, row.policy_ms, row.questions))
+    for number, prompt in enumerate(random.Random(0).sample(_prompts(pair, 0), 6)):
+        for row in decode(pair, prompt[-256:], policy, 48, stop_tokens=()).rows:
+            if row.questions and number:
+                spent.append((row.policy_ms / row.questions, row.policy_ms, row.questions))
     if not spent:
         return 0.0
     _, policy_ms, questions = np.array(sorted(spent)[: len(spent) - len(spent) // 20]).T

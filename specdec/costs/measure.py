@@ -19,8 +19,9 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
-from specdec.core.clock import Clock, by_processor_time
+from specdec.core.clock import Clock, by_processor_time, now
 from specdec.core.cycle import run_cycle
+from specdec.core.decode import autoregress, decode
 from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
@@ -28,7 +29,6 @@ from specdec.core.records import SIZE, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.core.verification import Picker
 
-Job = Any  # a method of Measurements and its arguments
 # the time of a cycle depends on these
 SHAPE = ("top_k", "expansions", "verify_nodes", "context_tok", "rows")
 # a turn restarts after this many tokens, so that the context stays near its setting
@@ -38,7 +38,7 @@ GROWTH_TOK = 96
 # tree among similar ones, and drops a row's first cycles. Up to so many nodes: dropped and kept.
 ROWS = {0: (0, 2), 3: (1, 3), 8: (3, 5), 32: (2, 2), 1 << 30: (0, 1)}
 BANDS = (8, 32, 1 << 30)  # upper limits, in nodes, of the bands of similar trees
-STEPS, SETTLING, QUESTIONS = 30, 2, 4  # per job: plain steps kept and dropped, questions
+STEPS, QUESTIONS = 48, 4  # per job
 WIDEST = 4  # children and rows for each node of a tree: small trees do not come from wide drafts
 HELD_ONE_IN = 5  # one cycle in so many is held out of the fit
 TURN_TOK = 32  # length of the turns held out as a whole
@@ -105,10 +105,6 @@ class TreeSampler:
     draw: random.Random
     dealt: Counter = field(default_factory=Counter)
 
-    @property
-    def limits(self) -> TreeConfig:
-        return TreeConfig(self.nodes[-1] + 1, self.depth, self.top_ks[-1])
-
     def bands(self) -> list[tuple[int, ...]]:
         """Node counts grouped into bands of similar size, smallest first."""
         groups = itertools.groupby(self.nodes, lambda count: np.searchsorted(BANDS, count))
@@ -163,34 +159,28 @@ class Measurements:
         self.config = config
         self.contexts = config.contexts
         self.prompts = prompts
-        self.picker = Picker()
         draw = random.Random(config.seed)
         self.trees = TreeSampler(config.top_ks, config.nodes, config.depth, draw)
         bands = itertools.islice(itertools.cycle(self.trees.bands()), CHECKED_TREES)
         self.checked = [self.trees.free(band) for band in bands]
         self.draw = random.Random(config.seed + 1)
-        self.jobs: list[Job] = []
+        self.jobs: list[Any] = []  # methods and their arguments
         self.rounds = 0
         self.spent_s = 0.0
-
-    @property
-    def begun(self) -> bool:
-        """Whether anything has been measured yet."""
-        return self.spent_s > 0
 
     def go_on(self, frac: float) -> None:
         """Measure for this fraction of the config's seconds, of the counter that it names."""
         with by_processor_time(self.config.cpu_time):
-            if not self.begun:
+            if not self.spent_s:
                 self._warm_up()
-            begin = self.clock.now()
+            begin = now()
             before = self.spent_s
             while self.spent_s - before < frac * self.config.seconds:
                 self.jobs = self.jobs or self._round()
                 job, *arguments = self.jobs.pop()
                 job(*arguments)
                 self.rounds += not self.jobs
-                self.spent_s = before + self.clock.now() - begin
+                self.spent_s = before + now() - begin
 
     def finish(self) -> Timings:
         """Use the remaining seconds, and more until all settings are measured."""
@@ -204,7 +194,6 @@ class Measurements:
 
     def _warm_up(self) -> None:
         """One job of each kind, whose rows are discarded."""
-        self.clock = Clock(self.pair.target.device)
         self._restart()
         for job, *arguments in {job[0]: job for job in self._round()}.values():
             job(*arguments)
@@ -216,10 +205,10 @@ class Measurements:
         self.engines: dict[int, LiveEngine] = {}
         self.turns = 0
 
-    def _round(self) -> list[Job]:
+    def _round(self) -> list[Any]:
         """One round in random order."""
         places = range(len(self.contexts))
-        jobs: list[Job] = []
+        jobs: list[Any] = []
         jobs += itertools.product([self.cycles], places, self.trees.bands())
         jobs += itertools.product([self.steps], places)
         jobs += [(self.questions,), (self.held_turn,), (self.held_turn,)]
@@ -228,14 +217,10 @@ class Measurements:
     def complete(self) -> bool:
         """Whether every size was measured in every context, every width, and something held out."""
         cycles = pd.DataFrame(self.timings.cycles)
+        # a round has every size in every context, but not every width in a deep tree
         if not self.rounds or not cycles["held"].any():
             return False
-        fitted = cycles[~cycles["held"] & cycles["settled"]]
-        # grid trees have no other sizes than these
-        cells = fitted.drop_duplicates(["place", "verify_nodes"])
-        if len(cells) < len(self.contexts) * len(self.trees.nodes):
-            return False
-        deep = fitted.dropna(subset="expand_ms")
+        deep = cycles[~cycles["held"] & cycles["settled"]].dropna(subset="expand_ms")
         return set(self.trees.top_ks) <= set(deep["rows"]) & set(deep["top_k"])
 
     def cycles(self, place: int, nodes: tuple[int, ...]) -> None:
@@ -259,47 +244,37 @@ class Measurements:
             # only a drafted tree shows the drafter's time for reading the prompt
             reads = first and not tree.verify_nodes
             shape = TreeConfig(2, 1, self.trees.top_ks[0]) if reads else tree
-            cycle = run_cycle(self.engines[place], Static.of(shape))
+            engine = self.engines[place]
+            cycle = run_cycle(engine, Static.of(shape))
             row = {name: getattr(cycle, name) for name in (*SHAPE[:-1], "total_ms")}
             row.update(place=place, rows=shape.widest, held=held, first=first, settled=settled)
-            self.timings.cycles.append({**row, **stretches(self.clock, cycle.total_ms)})
+            self.timings.cycles.append({**row, **stretches(engine.clock, cycle.total_ms)})
 
     def _new_turn(self, place: int) -> None:
-        prompt = self._prompt(self.contexts[place])
-        engine, prefill_ms = self._engine(prompt, GROWTH_TOK, self.trees.limits)
+        ids = torch.tensor(self._prompt(place), device=self.pair.target.device)
+        limits = TreeConfig(self.trees.nodes[-1] + 1, self.trees.depth, self.trees.top_ks[-1])
+        engine = LiveEngine(self.pair, ids, GROWTH_TOK, limits, Picker())
+        engine.clock.wait()
+        begin = now()
+        engine.prefill()
+        engine.clock.wait()
+        prefill_ms = 1e3 * (now() - begin)
         self.engines[place] = engine
-        self.timings.turns.append({"prompt_tok": len(prompt), "prefill_ms": prefill_ms})
+        self.timings.turns.append({"prompt_tok": len(ids), "prefill_ms": prefill_ms})
 
     def steps(self, place: int) -> None:
         """Plain steps after a prompt of the context `place`."""
-        target: Any = self.pair.target
-        prompt = torch.tensor(self._prompt(self.contexts[place]), device=target.device)
-        length = len(prompt)
+        plain = autoregress(self.pair, self._prompt(place), STEPS + 1, stop_tokens=())
         # one mean a row: its first steps are slower and would look interrupted
-        spent_ms = []
-        with target.inference(taps=False):
-            ids = torch.cat((prompt, prompt.new_zeros(SETTLING + STEPS + 1)))
-            cache = target.new_cache(len(ids))
-            new = prompt
-            for end in range(length, len(ids)):
-                self.clock.wait()
-                begin = self.clock.now()
-                rows = target.forward(new, cache, last_only=True)
-                ids[end] = self.picker.pick(rows.logits[-1], ids[:end])
-                self.clock.wait()
-                spent_ms.append(1e3 * (self.clock.now() - begin))
-                new = ids[end : end + 1]
-        row = {"place": place, "context_tok": length + SETTLING + (STEPS - 1) / 2}
-        self.timings.steps.append({**row, "ms": float(np.mean(spent_ms[1 + SETTLING :]))})
+        row = {"place": place, "context_tok": plain.prompt_tok + (STEPS - 1) / 2}
+        self.timings.steps.append({**row, "ms": plain.decode_ms / STEPS})
 
     def questions(self) -> None:
         """Ask a policy questions after the shortest prompt."""
         top_k = min(4, self.trees.top_ks[-1])
         policy = AskingPolicy(1 + top_k, 1, top_k)
-        with self.pair.inference():
-            engine, _ = self._engine(self._prompt(self.contexts[0]), 64, policy.limits)
-            for _ in range(QUESTIONS):
-                self.timings.questions.append(run_cycle(engine, policy).policy_ms)
+        asked = decode(self.pair, self._prompt(0), policy, 3 * QUESTIONS, stop_tokens=())
+        self.timings.questions += [row.policy_ms for row in asked.rows[:QUESTIONS]]
 
     def held_turn(self) -> None:
         """A turn with one static tree from prompt to last token, held out as a whole."""
@@ -307,34 +282,18 @@ class Measurements:
         self.turns += 1
         tree = self.checked[number]
         prompt = self.draw.choice(self.prompts)[-self.contexts[-1] :]
-        cycles = []
-        with self.pair.inference():
-            self.clock.wait()
-            begin = self.clock.now()
-            engine, _ = self._engine(prompt, TURN_TOK, tree)
-            while not engine.finished:
-                cycles.append(run_cycle(engine, Static.of(tree)))
-            total_ms = 1e3 * (self.clock.now() - begin)
+        turn = decode(self.pair, prompt, Static.of(tree), TURN_TOK, stop_tokens=())
         # the time of a turn is also that of everything between its cycles
-        row = {"tree": number, "prompt_tok": len(prompt), "total_ms": total_ms}
-        row["later_ms"] = sum(cycle.total_ms for cycle in cycles[1:])
+        row = {"tree": number, "prompt_tok": turn.prompt_tok, "total_ms": turn.total_ms}
+        row["later_ms"] = sum(cycle.total_ms for cycle in turn.rows[1:])
         shape = operator.attrgetter(*SHAPE[:-1])
-        row["cycles"] = [[*shape(cycle), tree.widest] for cycle in cycles]
+        row["cycles"] = [[*shape(cycle), tree.widest] for cycle in turn.rows]
         self.timings.held_turns.append(row)
 
-    def _prompt(self, tokens: int) -> list[int]:
-        """The last `tokens` ids of several prompts in a row."""
+    def _prompt(self, place: int) -> list[int]:
+        """The last ids of several prompts in a row, as many as the context `place` has."""
+        tokens = self.contexts[place]
         ids: list[int] = []
         while len(ids) < tokens:
             ids = self.draw.choice(self.prompts) + ids
         return ids[-tokens:]
-
-    def _engine(self, prompt: list[int], new_tok: int, limits: TreeConfig) -> Any:
-        """A turn's engine after its prefill, and the milliseconds of that."""
-        ids = torch.tensor(prompt, device=self.pair.target.device)
-        self.clock.wait()
-        begin = self.clock.now()
-        engine = LiveEngine(self.pair, ids, new_tok, limits, self.picker, (), self.clock)
-        engine.prefill()
-        self.clock.wait()
-        return engine, 1e3 * (self.clock.now() - begin)

@@ -126,9 +126,17 @@ class CostModel:
         return base + slope * np.asarray(context_tok)
 
     def draft_ms(
-        self, top_k: Numbers, expansions: Numbers, context_tok: Numbers, beam: tuple[int, ...] = ()
+        self,
+        top_k: Numbers,
+        expansions: Numbers,
+        context_tok: Numbers,
+        beam: tuple[int, ...] = (),
+        rows: Numbers | None = None,
     ) -> np.ndarray:
-        """The root pass and the expansions; nothing for top_k = 0, a plain step."""
+        """The root pass and the expansions; nothing for top_k = 0, a plain step.
+
+        rows: nodes of every expansion, default top_k; beam: of each expansion by itself.
+        """
         self._flag("expansions", expansions)
         expansions = np.asarray(expansions)
         if beam:
@@ -136,7 +144,7 @@ class CostModel:
             summed_per_tok = np.cumsum(per_tok)[expansions]
             return np.cumsum(base)[expansions] + summed_per_tok * np.asarray(context_tok)
         width = np.maximum(top_k, self.widths[0])
-        levels_ms = expansions * self.expand_ms(width, context_tok)
+        levels_ms = expansions * self.expand_ms(width, context_tok, rows)
         levels_ms = levels_ms + (expansions > 0) * self.first_ms
         return (np.asarray(top_k) > 0) * (self.root_ms(width, context_tok) + levels_ms)
 
@@ -160,12 +168,8 @@ class CostModel:
         context_tok: Numbers,
         rows: Numbers | None = None,
     ) -> np.ndarray:
-        """A whole cycle without questions. rows: nodes of each expansion, default top_k."""
-        drafting = self.draft_ms(top_k, expansions, context_tok)
-        if rows is not None:
-            top_k = np.maximum(top_k, self.widths[0])
-            narrower = self.expand_ms(top_k, context_tok, rows) - self.expand_ms(top_k, context_tok)
-            drafting = drafting + np.asarray(expansions) * narrower
+        """A whole cycle without questions."""
+        drafting = self.draft_ms(top_k, expansions, context_tok, rows=rows)
         return drafting + self.verify_ms(verify_nodes, context_tok) + self.rest_ms
 
     def step_ms(self, context_tok: Numbers) -> np.ndarray:
@@ -254,17 +258,14 @@ class CostModel:
             only = f"was measured at {quantity} {low} to {high} only"
             _warn_once(f"the cost model {self.name!r} {only}; times elsewhere are extrapolated.")
 
-    def check_machine(self) -> bool:
-        """Whether the model is of this machine or a profile; warns once if it is not."""
-        changed = []
+    def check_machine(self) -> None:
+        """Warn once if the model was calibrated on another machine."""
         for name, value in machine.speed_facts().items():
-            if value is not None and self.machine.get(name) not in (None, value):
-                changed.append(f"{name} {self.machine[name]!r}")
-        if self.kind != "calibrated" or not changed:
-            return True
-        what = f"was calibrated on another machine ({', '.join(changed)})"
-        _warn_once(f"the cost model {self.name!r} {what}; calibrate here before comparing times.")
-        return False
+            there = self.machine.get(name)
+            if self.kind == "calibrated" and None not in (there, value) and there != value:
+                what = f"was calibrated on another machine ({name} {there!r})"
+                _warn_once(f"the cost model {self.name!r} {what}; calibrate here before comparing.")
+                break
 
     def save(self, path: Path | str) -> Path:
         """Write the model as JSON; returns the path."""

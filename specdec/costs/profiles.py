@@ -25,7 +25,6 @@ HOSTS = {
     "graphs": dict(launch_ms_per_layer=0.02),
 }
 PUBLISHED = Path(__file__).with_name("published.yml")
-MOST_NODES = 512
 BYTES = 2.0  # per parameter
 # draft rows, as far as those of many texts reach (`CostModel.batched`)
 WIDTHS = (1, 2, 4, 8, 10, 16, 20, 32, 64, 96, 128, 192, 256, 288, 320, 384, 512)
@@ -70,7 +69,7 @@ def roofline(
         attending = 4 * hidden * depth * rows / flop_per_ms
         return weights_ms + launch_ms_per_layer * depth, np.maximum(cached, attending)
 
-    nodes = np.unique([0, *np.round(np.geomspace(1, MOST_NODES, 40)).astype(int)])
+    nodes = np.unique([0, *np.round(np.geomspace(1, 512, 40)).astype(int)])
     verify, verify_per_tok = forward(nodes + 1, parameters, layers)
     expand, expand_per_tok = forward(np.array(WIDTHS), drafter_parameters, 1)
     root, root_per_tok = forward(np.ones(len(WIDTHS)), drafter_parameters, 1)

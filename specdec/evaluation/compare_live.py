@@ -81,7 +81,7 @@ def decode_live(
     costs = None
     if timing:
         path = done[-1].path("costs.json")
-        if timing.begun or not path.is_file():
+        if timing.spent_s or not path.is_file():
             timing.model().save(path)
         costs = CostModel.load(path)
     facts = (config.temperature, prompts["machine"].iloc[0])

