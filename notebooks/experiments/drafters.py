@@ -23,8 +23,7 @@ from specdec.models.eagle_network import vocabulary_ids
 from specdec.models.load import load_drafter, load_pair
 from specdec.parallel import parallel
 from specdec.training.drafter import chats
-from specdec.training.drafter.eagle3 import draft_accuracy, train_drafter
-from specdec.training.drafter.networks import load_network, load_target
+from specdec.training.drafter.eagle3 import draft_accuracy, load_network, load_target, train_drafter
 from specdec.training.drafter.objective import FrozenTarget, Objective
 from specdec.training.drafter.ppow import roll_out, window_starts
 from specdec.training.drafter.presets import Budget, Settings

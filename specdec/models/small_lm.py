@@ -134,8 +134,8 @@ class LMNetwork(nn.Module):
         return logits
 
 
-def fresh_lm(model: Any, layers: int, warm_start: bool) -> nn.Module:
-    """A model of the same family with so few layers, in float32. warm_start: embedding and head."""
+def fresh_lm(model: Any, layers: int) -> nn.Module:
+    """A model of the same family with so few layers, its embedding and head; in float32."""
     config = copy.deepcopy(model.config)
     text = config.get_text_config()
     text.num_hidden_layers = layers
@@ -145,9 +145,8 @@ def fresh_lm(model: Any, layers: int, warm_start: bool) -> nn.Module:
     small: Any = transformers.AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="sdpa"
     )
-    if warm_start:
-        small.get_input_embeddings().load_state_dict(model.get_input_embeddings().state_dict())
-        small.get_output_embeddings().load_state_dict(model.get_output_embeddings().state_dict())
+    small.get_input_embeddings().load_state_dict(model.get_input_embeddings().state_dict())
+    small.get_output_embeddings().load_state_dict(model.get_output_embeddings().state_dict())
     return small
 
 

@@ -13,7 +13,7 @@ import specdec
 from specdec import runs
 from specdec.data.suites import conversation, gather
 from specdec.models.load import shipped_folder
-from specdec.training.drafter import eagle3, networks, presets
+from specdec.training.drafter import eagle3, presets
 from specdec.training.drafter.chats import conversation_document
 
 from experiments import drafters
@@ -70,7 +70,7 @@ def test_rows_of_the_comparison_are_whole():
 @pytest.fixture
 def exact(monkeypatch):
     """Target and drafters compute in float32 on every CPU."""
-    for module in (drafters, eagle3, networks):
+    for module in (drafters, eagle3):
         monkeypatch.setattr(module, "compute_dtype", lambda device: torch.float32)
 
 

@@ -24,7 +24,7 @@ from specdec.models.load import load_drafter
 from specdec.models.target import Target
 from specdec.replays.record import record
 from specdec.replays.replay import replay
-from specdec.training.drafter.networks import TEMPERED, begun
+from specdec.training.drafter.eagle3 import TEMPERED, begun
 from specdec.training.drafter.objective import TokenBatch
 from specdec.training.drafter.presets import Settings
 from specdec.training.drafter.ttt import unroll

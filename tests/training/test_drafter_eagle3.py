@@ -25,13 +25,7 @@ from specdec.models.eagle_network import (
 from specdec.training.drafter import eagle3, ttt
 from specdec.training.drafter.objective import FrozenTarget, TargetOutput, TokenBatch
 from specdec.training.drafter.presets import Budget, Continued, Settings, objective_named
-from specdec.training.drafter.ttt import (
-    LossRules,
-    NormFunction,
-    Supervised,
-    TrainingTimeTest,
-    draft_vocabulary,
-)
+from specdec.training.drafter.ttt import LossRules, NormFunction, Supervised, draft_vocabulary
 
 VOCABULARY, KEPT, HIDDEN, SLOTS = 40, 24, 16, 9
 
@@ -140,10 +134,10 @@ def slow_losses(net, scene, objective):
 
 
 SLOW = {
-    "official": Supervised(LossRules(4, 0.7, True), "soft"),
-    "ours": Supervised(LossRules(4, 0.7), "soft"),
-    "aligned": Supervised(LossRules(3, 0.7, aligned_top=20), "soft"),
-    "hard": Supervised(LossRules(4, 0.7)),
+    "official": Supervised(LossRules(4, 0.7, True)),
+    "ours": Supervised(LossRules(4, 0.7)),
+    "aligned": Supervised(LossRules(3, 0.7, aligned_top=20)),
+    "hard": Supervised(LossRules(4, 0.7), "hard"),
 }
 
 
@@ -154,8 +148,7 @@ def test_losses_and_gradients_equal_the_slow_definition(name, groups):
     scene = Scene(4, None if name == "official" else documents)
     plain, net = network(groups), network(groups)
     objective = SLOW[name]
-    if objective.labels == "soft":
-        TrainingTimeTest().prepare(net, scene, ())
+    objective.prepare(net, scene, ())
     total, measures = objective(net, scene, scene.batch)
     losses, counts = slow_losses(plain, scene, objective)
     assert min(counts) > 0 and measures["counted_tok"] == counts[0]
@@ -194,7 +187,7 @@ def test_losses_accuracies_logits_and_gradients_equal_the_golden_batch():
     features = torch.cat([out.hidden_states[tap] for tap in target.taps], -1)
     output = TargetOutput(features, out.logits)
     batch = TokenBatch(golden["input_ids"], golden["loss_mask"], output=output)
-    total, measures = TrainingTimeTest(LossRules(official=True))(net, target, batch)
+    total, measures = Supervised(LossRules(official=True))(net, target, batch)
     for step in range(7):
         assert measures[f"loss_{step}"] == pytest.approx(expected["plosses"][step], rel=1e-5)
         assert measures[f"accuracy_{step}"] == pytest.approx(expected["acc"][step], rel=1e-5)
@@ -227,7 +220,7 @@ PASSES = Settings(
     average_frac=0.3,
     measure_every=3,
 )
-THREE_STEPS = TrainingTimeTest(LossRules(steps=3))
+THREE_STEPS = Supervised(LossRules(steps=3))
 
 
 def trained(out_dir, settings=TOY, objective=THREE_STEPS, target=None, **options):

@@ -18,12 +18,13 @@ from specdec.training.drafter.eagle3 import (
     OnlineConfig,
     OnlineDrafter,
     draft_accuracy,
+    load_network,
+    new_network,
     train_drafter,
 )
-from specdec.training.drafter.networks import load_network, new_network
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 from specdec.training.drafter.presets import OBJECTIVES, Settings
-from specdec.training.drafter.ttt import LossRules, TrainingTimeTest, unroll
+from specdec.training.drafter.ttt import LossRules, Supervised, unroll
 
 SETTINGS = Settings(100, steps=30, batch=2, length=48, warmup_steps=2, learning_rate=0.02, passes=1)
 CHAIN = Static(4, 2, 1)
@@ -82,7 +83,7 @@ KINDS = ("eagle3", *FRESH)
 def test_a_drafter_is_taught_and_decodes(tmp_path, name):
     # 1. taught
     model, tokenizer = chat_target()
-    objective = OBJECTIVES.get(name, TrainingTimeTest(LossRules(3)))
+    objective = OBJECTIVES.get(name, Supervised(LossRules(3)))
     how = dict(objective=objective, settings=SETTINGS)
     folder = train_drafter((model, tokenizer), CHATS, out_dir=tmp_path, **how)
     losses = curve_of(tmp_path)["loss"]

@@ -27,13 +27,7 @@ from specdec.training.drafter.presets import (
     Settings,
     objective_named,
 )
-from specdec.training.drafter.ttt import (
-    LossRules,
-    Supervised,
-    TrainingTimeTest,
-    draft_vocabulary,
-    teach,
-)
+from specdec.training.drafter.ttt import LossRules, Supervised, draft_vocabulary, teach
 from specdec.training.loop import Best
 
 TAPS = (2, 3, 4)
@@ -314,7 +308,7 @@ def test_hass_weighs_the_likeliest_tokens_and_cuts_the_gradient(scene):
     _, network, target, batch = scene
     rules = LossRules(2, 1.0)
     teacher = teach(network, batch.output, batch, rules)
-    hass = Supervised(rules, "soft", soft_weight=0.1, top_k=3, top_weight=1.0, detach=True)
+    hass = Supervised(rules, soft_weight=0.1, top_k=3, top_weight=1.0, detach=True)
     probs, row = hass._labels(network, teacher, batch)
     best = teacher.probs.topk(3).indices
     torch.testing.assert_close(probs.gather(1, best), 1.1 * teacher.probs.gather(1, best))
@@ -343,7 +337,7 @@ OF_EAGLE3.remove("ppow-paper")
 def first(tmp_path_factory):
     """A drafter that has learned a little."""
     settings = Settings(48, steps=30, batch=2, length=48, warmup_steps=2, learning_rate=0.01)
-    options = dict(objective=TrainingTimeTest(LossRules(3)), settings=settings)
+    options = dict(objective=Supervised(LossRules(3)), settings=settings)
     out_dir = tmp_path_factory.mktemp("first")
     return eagle3.train_drafter(chat_target(), CHATS, out_dir=out_dir, **options)
 

@@ -13,12 +13,12 @@ from fakes.refusals import refusal
 
 from specdec import runs
 from specdec.models.eagle_network import EagleConfig, default_taps
-from specdec.training.drafter import eagle3, networks
+from specdec.training.drafter import eagle3
 from specdec.training.drafter.chats import ChatList
 from specdec.training.drafter.eagle3 import optimizers, train_drafter
 from specdec.training.drafter.objective import TokenBatch
 from specdec.training.drafter.presets import Budget, Continued, Settings
-from specdec.training.drafter.ttt import LossRules, Supervised, TrainingTimeTest
+from specdec.training.drafter.ttt import LossRules, Supervised
 from specdec.training.loop import batches, mixed_seed, rate_factor
 
 from workbook.pictures import training_curves, training_results
@@ -72,7 +72,7 @@ def test_curves_and_results_of_several_runs_in_one_table(tmp_path):
 
 def network_for(settings, kind="eagle3"):
     model, _ = chat_target()
-    return networks.new_network(model, settings, np.arange(model.config.vocab_size) % 50, 3, kind)
+    return eagle3.new_network(model, settings, np.arange(model.config.vocab_size) % 50, 3, kind)
 
 
 def test_matrices_are_for_muon_and_the_rest_for_adam():
@@ -129,7 +129,7 @@ def test_agreement_of_drafts_by_hand(monkeypatch):
 def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens(tmp_path):
     model, _ = chat_target()
     vocabulary = model.config.vocab_size
-    warm, cold = network_for(Settings(48)), network_for(Settings(48, warm_start=False))
+    warm = network_for(Settings(48))
     eps = model.config.rms_norm_eps
     config = EagleConfig(32, 48, 2, 1, vocabulary, 48, 32, rms_norm_eps=eps, taps=default_taps(7))
     assert warm.config == config
@@ -137,7 +137,6 @@ def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens(tmp_pat
     counts = np.arange(vocabulary) % 50
     assert len(kept) == 48 and counts[kept].min() >= np.sort(counts)[-48]
     assert torch.equal(warm.lm_head.weight, model.lm_head.weight[kept])
-    assert not torch.equal(cold.lm_head.weight, warm.lm_head.weight)
     assert torch.equal(network_for(Settings(48)).fc.weight, warm.fc.weight)
     other = network_for(Settings(None, intermediate_size=20, fc_norm="each")).config
     fields = dict(draft_vocab_size=vocabulary, intermediate_size=20, fc_norm="each")
@@ -151,12 +150,12 @@ def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens(tmp_pat
         assert (heads.taps, heads.draft_vocab_size) == (last, 48)
     model.save_pretrained(tmp_path / "target")
     cpu = torch.device("cpu")
-    assert "has no tokenizer" in refusal(networks.load_target, tmp_path / "target", cpu)
+    assert "has no tokenizer" in refusal(eagle3.load_target, tmp_path / "target", cpu)
 
 
 def test_a_run_notes_what_it_depends_on_and_what_it_measured(tmp_path):
     settings = replace(TOY, passes=3, steps=None, held_out=2, held_out_frac=0.4)
-    objective = TrainingTimeTest(LossRules(2))
+    objective = Supervised(LossRules(2))
     options = dict(objective=objective, settings=settings, budget=Budget(seed=4))
     assert train_drafter(chat_target(), CHATS, out_dir=tmp_path, **options) == tmp_path / "drafter"
     plan = runs.read_json(tmp_path / "drafter_training" / "plan.json")

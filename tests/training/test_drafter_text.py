@@ -82,7 +82,7 @@ def answered(monkeypatch):
             new.append([chat[0], {"role": "assistant", "content": f"new {length}"}])
         return new
 
-    monkeypatch.setattr(chats, "_answer", answer)
+    monkeypatch.setattr(chats, "answer", answer)
     monkeypatch.setattr(chats, "ANSWERED_ROWS", 2)
     return batches
 
@@ -139,16 +139,16 @@ def test_sampling_and_room_of_an_answer(monkeypatch):
         return torch.cat((input_ids, torch.full((len(input_ids), 3), 9)), 1)
 
     monkeypatch.setattr(model, "generate", generate)
-    prompts = [[CHATS[0][0]], [CHATS[1][0]]]
-    expected = [tokenizer.decode([9, 9, 9], skip_special_tokens=True)] * 2
-    assert chats.generate_texts(prompts, model, tokenizer, 0.0, 1000) == expected
-    chats.generate_texts(prompts, model, tokenizer, 0.7, 5)
+    expected = tokenizer.decode([9, 9, 9], skip_special_tokens=True)
+    answered = chats.answer(CHATS[:2], model, tokenizer, 0.0, 1000)
+    assert [chat[1]["content"] for chat in answered] == [expected] * 2
+    chats.answer(CHATS[:2], model, tokenizer, 0.7, 5)
     (length, greedy), (_, sampled) = calls
     assert greedy == {"pad_token_id": 0, "max_new_tokens": 128 - length, "do_sample": False}
     sampling = {"do_sample": True, "temperature": 0.7, "top_k": 0}
     assert sampled == {"pad_token_id": 0, "max_new_tokens": 5, **sampling}
     monkeypatch.setattr(model.config, "max_position_embeddings", length)
-    full = refusal(chats.generate_texts, prompts, model, tokenizer, 0.0, 5)
+    full = refusal(chats.answer, CHATS[:2], model, tokenizer, 0.0, 5)
     assert "fills the target's whole context" in full
 
 
@@ -157,11 +157,10 @@ def test_documents_go_into_the_first_row_with_room_the_longest_first():
     documents[0].answer[:] = False
     packed = chats.lay_out(documents, [[1, 0], [2]], 6)
     assert packed.ids.tolist() == [[13, 13, 13, 12, 12, 0], [11, 0, 0, 0, 0, 0]]
-    assert packed.answer.sum(1).tolist() == [3, 1]
-    assert packed.document.tolist() == [[1, 1, 1, 0, 0, -1], [2, -1, -1, -1, -1, -1]]
-    batch = chats.token_batch(packed, "cpu", 7)
-    assert batch.loss_mask.tolist()[0] == [True] * 3 + [False] * 3 and batch.step == 7
-    assert batch.documents.tolist() == packed.document.tolist()
+    assert packed.loss_mask.tolist() == [[True] * 3 + [False] * 3, [True] + [False] * 5]
+    assert packed.documents.tolist() == [[1, 1, 1, 0, 0, -1], [2, -1, -1, -1, -1, -1]]
+    batch = chats.token_batch(packed, "cpu", 7, [1])
+    assert batch.step == 7 and torch.equal(batch.documents, packed.documents[1:])
     assert chats.first_fit([2, 5, 3, 6], 6) == [[3], [1], [2, 0]]
     lengths = np.random.default_rng(0).integers(1, 60, 300).tolist()
     rows = chats.first_fit(lengths, 60)
@@ -187,10 +186,10 @@ def test_a_stream_mixes_own_answers_in_and_is_a_function_of_seed_and_step():
         assert sorted(mine[begin : begin + 3]) == sorted(coded[3:])
     # batches are the rows of blocks, 32 to a block
     block = text.block(1)
-    assert torch.equal(text.batch(33).ids, torch.from_numpy(block.ids[2:4]))
+    assert torch.equal(text.batch(33).ids, block.ids[2:4])
     assert torch.equal(stream().batch(33).ids, text.batch(33).ids)
     assert not torch.equal(stream(4).batch(33).ids, text.batch(33).ids)
-    counts = np.bincount(text.block(0).ids[text.block(0).answer], minlength=300)
+    counts = np.bincount(text.block(0).ids[text.block(0).loss_mask], minlength=300)
     assert (text.answer_counts(300) == counts).all() and counts.sum() > 0
 
 

@@ -10,13 +10,13 @@ from specdec import runs
 from specdec.training.drafter import chats, eagle3, generate_data, presets
 from specdec.training.drafter.ppow import PAID_FRAC, Ppow
 from specdec.training.drafter.presets import OBJECTIVES, PRESETS, Budget, Settings, objective_named
-from specdec.training.drafter.ttt import LossRules, Supervised, TrainingTimeTest
+from specdec.training.drafter.ttt import LossRules, Supervised
 from specdec.training.env import Reward
 from specdec.training.ppo import RunOptions, Task
 
 from workbook import rules, terms
 
-CHATS = generate_data.ChatConfig(prompts=Path("prompts.txt"))
+CHATS = generate_data.ChatConfig()
 CONFIGS = {
     "settings": {"default": Settings()} | {name: pair[0] for name, pair in PRESETS.items()},
     "losses": {"default": LossRules()},
@@ -29,10 +29,10 @@ CONFIGS = {
 }
 # a number that is changed on purpose is changed here by its new digest
 DIGESTS = {
-    "settings": "5d7d2e59a475",
+    "settings": "fa3d1eccf2c7",
     "losses": "e46348c6be72",
-    "objectives": "393315b08356",
-    "texts": "063e94f41130",
+    "objectives": "b844ebc3a9da",
+    "texts": "456be693494a",
     "budgets": "f2b10eb6cfad",
     "controllers": "ef82163db9dc",
     "terms": "531d61a7311d",
@@ -56,17 +56,16 @@ def test_constants_of_texts():
 
 
 def test_objectives_and_presets_are_changed_by_name():
-    official = TrainingTimeTest(LossRules(official=True))
-    of_presets = {"paper": official, "pretrained": TrainingTimeTest(LossRules(4))}
+    of_presets = {"pretrained": Supervised(LossRules(4))}
     of_presets |= dict.fromkeys(("continued", "continued-corpus"), OBJECTIVES["ppow"])
     for name, (_, objective) in PRESETS.items():
-        assert objective == of_presets.get(name, TrainingTimeTest())
+        assert objective == of_presets.get(name, Supervised())
     changed = objective_named("ppow", {"speedups": (1, 2), "beta": 0.5}, seed=2)
     assert changed == replace(OBJECTIVES["ppow"], speedups=(1, 2), beta=0.5, seed=2)
-    assert objective_named("cst", {"rules.steps": 2}, seed=3) == TrainingTimeTest(LossRules(2))
+    assert objective_named("cst", {"rules.steps": 2}, seed=3) == Supervised(LossRules(2), seed=3)
     settings, objective = presets.preset("tiny", {"steps": 7, "muon": False})
     assert settings == replace(presets.TINY, steps=7, muon=False)
-    assert objective == TrainingTimeTest()
+    assert objective == Supervised()
     # rates of its own, which may be changed
     griffin = replace(presets.PRETRAINED, learning_rate=0.002, head_rate=0.0005)
     changes = {"learning_rate": 0.002}
@@ -81,7 +80,7 @@ def test_a_training_is_named_by_words(tmp_path):
     changes = ["fc_norm=each", "steps=5"]
     settings, objective, start = named("eagle3", "tiny", "small", changes)
     assert settings == replace(presets.SMALL, fc_norm="each", steps=5)
-    assert (objective, start) == (TrainingTimeTest(), None)
+    assert (objective, start) == (Supervised(), None)
     settings, objective, start = named("hass", "tiny", "small", fields=["noise=0.5"], seed=4)
     assert objective == replace(OBJECTIVES["hass-eagle1"], noise=0.5, seed=4) and start is None
     settings, objective, start = named("ppow", "tiny", "continued", objective="kl_only")

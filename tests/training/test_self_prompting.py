@@ -30,7 +30,8 @@ def config(tmp_path, monkeypatch):
     monkeypatch.setattr(generate_data, "SHARD", 3)
     path = tmp_path / "given.txt"
     path.write_text(GIVEN)
-    return ChatConfig(seed=5, rows=4, prompt_tok=40, answer_tok=12, prompts=path)
+    monkeypatch.setattr(generate_data, "PROMPTS", path)
+    return ChatConfig(seed=5, rows=4, prompt_tok=40, answer_tok=12)
 
 
 def chats_of(folder):
@@ -175,14 +176,7 @@ def test_benchmarks_and_prompts_are_read_from_files(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_DATA", str(tmp_path))
     more = set(benchmark_texts()) - embedded
     assert more == {"How many eggs?", "And now?", "Seven eggs."}
-    path = tmp_path / "prompts.jsonl"
-    texts = {"system": "S", "user": "a\\n", "assistant": "b"}
-    messages = [{"role": role, "content": text} for role, text in texts.items()]
-    lines = [json.dumps({"messages": messages}), "", json.dumps({"prompt": "c"})]
-    path.write_text("\n".join(lines))
-    assert read_prompts(path) == [messages[:2], [{"role": "user", "content": "c"}]]
-    path.write_text('{"prompt": 3}')
-    assert "prompts.jsonl, line 1: " in refusal(read_prompts, path)
+    path = tmp_path / "prompts.txt"
     path.write_text("\n")
     assert "holds no prompt" in refusal(read_prompts, path)
 

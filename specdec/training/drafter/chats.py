@@ -1,11 +1,8 @@
 """Training text of drafters: conversations, the target's own answers, and rows of packed tokens.
 
 While decoding, a drafter only sees contexts written by the target. So the target rewrites the
-answers of the training conversations (EAGLE-3 section 4). Documents never cross rows.
-
-Batches come from an endless stream of rows, or from a fixed set of documents. In both, a batch
-depends only on the seed and the number of the step, so that a resumed run sees the same batches as
-an uninterrupted one.
+answers of the training conversations (EAGLE-3 section 4). Batches come from an endless stream of
+rows, or from a fixed set of documents, and depend only on the seed and the number of the step.
 """
 
 from __future__ import annotations
@@ -32,15 +29,6 @@ from specdec.training.drafter.presets import Budget, Settings
 
 # replaces an answer, to see what is around it
 MARK = "\ue000answer\ue001"
-ROLES = ("user", "assistant", "system")
-
-
-class Batch(NamedTuple):
-    """Packed rows: ids [B, S] int64; answer [B, S] bool; document [B, S] int64, -1 for padding."""
-
-    ids: np.ndarray
-    answer: np.ndarray
-    document: np.ndarray
 
 
 class Document(NamedTuple):
@@ -123,21 +111,16 @@ def load_conversations(path: Path) -> list[list[dict]]:
     return chats
 
 
-def json_lines(path: Path, advice: str) -> Iterator[tuple[str, dict]]:
-    """(file and line, its record) of every line that is not empty."""
-    # texts may contain other line ends
-    for number, line in enumerate(read_text(path, advice).split("\n"), 1):
-        if line.strip():
-            where = f"{path}, line {number}"
-            yield where, json_line(line, where, "write one JSON object per line")
-
-
 def read_chats(file: Path) -> list[list[dict]]:
     """The chats of one file, of which there may be none."""
     chats = []
-    for where, record in json_lines(file, "give a JSONL file of chats"):
+    # texts may contain other line ends
+    for number, line in enumerate(read_text(file, "give a JSONL file of chats").split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{file}, line {number}"
         try:
-            chats.append(_parse_chat(record))
+            chats.append(_parse_chat(json_line(line, where, "write one JSON object per line")))
         except (KeyError, TypeError, AttributeError) as error:
             why = f"{where}: not a chat with an answer ({error})"
             raise SpecdecError(f"{why}; correct or drop the line.") from None
@@ -147,7 +130,9 @@ def read_chats(file: Path) -> list[list[dict]]:
 def _parse_chat(record: dict) -> list[dict]:
     messages = []
     for turn in record["messages"]:
-        if turn["role"] not in ROLES or not isinstance(turn["content"], str):
+        if turn["role"] not in ("user", "assistant", "system") or not isinstance(
+            turn["content"], str
+        ):
             raise TypeError("a message needs a role and a text")
         messages.append({"role": turn["role"], "content": turn["content"]})
     if "answer_ids" in record:
@@ -178,10 +163,8 @@ class ChatList:
     def stream(self, block_seed: str) -> Iterator[list[dict]]:
         """Conversations of one block of rows."""
         rng = random.Random(f"chats/{block_seed}")
-        count = len(self.conversations)
         while True:
-            for index in rng.sample(range(count), count):
-                yield self.conversations[index]
+            yield from rng.sample(self.conversations, len(self.conversations))
 
 
 def cut(document: Document, length: int) -> Document:
@@ -191,34 +174,41 @@ def cut(document: Document, length: int) -> Document:
 
 def first_fit(lengths: Sequence[int], length: int) -> list[list[int]]:
     """Numbers of documents per row: the longest first, each into the first row with room."""
-    rows: list[list[int]] = []
-    room = np.zeros(len(lengths), dtype=np.int64)
+    rows: list[list[int]] = [[]]
+    room = np.full(len(lengths) + 1, length)
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        fitting = np.flatnonzero(room[: len(rows)] >= lengths[index])
-        if len(fitting):
-            row = int(fitting[0])
-        else:
-            row = len(rows)
-            room[row] = length
+        # the last row is always empty
+        row = int((room[: len(rows)] >= lengths[index]).argmax())
+        if row == len(rows) - 1:
             rows.append([])
         rows[row].append(index)
         room[row] -= lengths[index]
-    return rows
+    return rows[:-1]
 
 
-def lay_out(documents: Sequence[Document], rows: Sequence[Sequence[int]], length: int) -> Batch:
+def lay_out(
+    documents: Sequence[Document], rows: Sequence[Sequence[int]], length: int
+) -> TokenBatch:
     """Documents one after the other in the rows that name them, then padding."""
     shape = (len(rows), length)
-    batch = Batch(np.zeros(shape, np.int64), np.zeros(shape, bool), np.full(shape, -1, np.int64))
+    ids = torch.zeros(shape, dtype=torch.long)
+    answer = torch.zeros(shape, dtype=torch.bool)
+    document = torch.full_like(ids, -1)
     for row, members in enumerate(rows):
         begin = 0
         for index in members:
             end = begin + len(documents[index].ids)
-            batch.ids[row, begin:end] = documents[index].ids
-            batch.answer[row, begin:end] = documents[index].answer
-            batch.document[row, begin:end] = index
+            ids[row, begin:end] = torch.from_numpy(documents[index].ids)
+            answer[row, begin:end] = torch.from_numpy(documents[index].answer)
+            document[row, begin:end] = index
             begin = end
-    return batch
+    return TokenBatch(ids, answer, document)
+
+
+def token_batch(batch: TokenBatch, device, step: int = 0, rows=slice(None)) -> TokenBatch:
+    """Rows of a batch on a device."""
+    parts = (batch.ids, batch.loss_mask, batch.documents)
+    return TokenBatch(*(part[rows].to(device) for part in parts), step)
 
 
 # conversations that the target answers at a time, and its temperature where it is not greedy
@@ -236,12 +226,12 @@ def regenerate(
     """
     shards = runs.Shards(Path(folder))
     done = set(shards.done())
+
     # 1. conversations of similar longest answer share a batch; batches come in random order
-    longest = []
-    for chat in prompts:
-        answers = [message["content"] for message in chat if message["role"] == "assistant"]
-        longest.append(max(map(len, answers)))
-    order = sorted(range(len(longest)), key=longest.__getitem__)
+    def longest(index: int) -> int:
+        return max(len(turn["content"]) for turn in prompts[index] if turn["role"] == "assistant")
+
+    order = sorted(range(len(prompts)), key=longest)
     begins = range(0, len(order), ANSWERED_ROWS)
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(begins), generator=generator).tolist()
@@ -262,13 +252,20 @@ def regenerate(
         temperature = 0.0 if is_greedy else ANSWER_TEMPERATURE
         members = order[begins[place] : begins[place] + ANSWERED_ROWS]
         chats = [prompts[index] for index in members]
-        answered = _answer(chats, model, tokenizer, temperature, max_new_tokens)
+        answered = answer(chats, model, tokenizer, temperature, max_new_tokens)
         written += answered
         shards.write(number, pd.DataFrame({"messages": [json.dumps(chat) for chat in answered]}))
     return written
 
 
-def _answer(conversations, model, tokenizer, temperature, max_new_tokens) -> list[list[dict]]:
+@torch.no_grad()
+def answer(conversations, model, tokenizer, temperature, max_new_tokens) -> list[list[dict]]:
+    """The conversations with new assistant turns; greedy at temperature 0."""
+    ends = {"pad_token_id": tokenizer.pad_token_id, "do_sample": bool(temperature)}
+    if temperature:
+        ends |= {"temperature": temperature, "top_k": 0}
+    longest = getattr(model.config, "max_position_embeddings", None) or 10**9
+    how = dict(padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt")
     chats: list[list[dict]] = [[] for _ in conversations]
     for turn in range(max(map(len, conversations))):
         unanswered = []
@@ -277,37 +274,22 @@ def _answer(conversations, model, tokenizer, temperature, max_new_tokens) -> lis
                 unanswered.append(chat)
             elif turn < len(messages):
                 chat.append(messages[turn])
-        if unanswered:
-            texts = generate_texts(unanswered, model, tokenizer, temperature, max_new_tokens)
-            for chat, text in zip(unanswered, texts, strict=True):
-                chat.append({"role": "assistant", "content": text})
+        if not unanswered:
+            continue
+        texts = tokenizer.apply_chat_template(
+            unanswered, tokenize=False, add_generation_prompt=True
+        )
+        inputs = tokenizer(texts, return_token_type_ids=False, **how).to(model.device)
+        prompt_tok = inputs["input_ids"].shape[1]
+        if prompt_tok >= longest:
+            why = "a conversation fills the target's whole context"
+            raise SpecdecError(f"{why}; shorten or drop it before training.")
+        room = min(max_new_tokens, longest - prompt_tok)
+        ids = model.generate(**inputs, max_new_tokens=room, **ends)[:, prompt_tok:]
+        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        for chat, text in zip(unanswered, texts, strict=True):
+            chat.append({"role": "assistant", "content": text})
     return chats
-
-
-@torch.no_grad()
-def generate_texts(chats, model, tokenizer, temperature: float, max_new_tokens: int) -> list[str]:
-    """The next assistant message of each chat; greedy at temperature 0."""
-    template = dict(tokenize=False, add_generation_prompt=True)
-    texts = [tokenizer.apply_chat_template(chat, **template) for chat in chats]
-    how = dict(padding=True, padding_side="left", add_special_tokens=False, return_tensors="pt")
-    inputs = tokenizer(texts, return_token_type_ids=False, **how).to(model.device)
-    prompt_tok = inputs["input_ids"].shape[1]
-    room = (getattr(model.config, "max_position_embeddings", None) or 10**9) - prompt_tok
-    if room < 1:
-        why = "a conversation fills the target's whole context"
-        raise SpecdecError(f"{why}; shorten or drop it before training.")
-    sampling = {"do_sample": False}
-    if temperature:
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0}
-    ends = {"max_new_tokens": min(max_new_tokens, room), "pad_token_id": tokenizer.pad_token_id}
-    ids = model.generate(**inputs, **sampling, **ends)
-    return tokenizer.batch_decode(ids[:, prompt_tok:], skip_special_tokens=True)
-
-
-def token_batch(rows: Batch, device, step: int = 0) -> TokenBatch:
-    """Packed rows as tensors on a device."""
-    ids, answer, document = (torch.from_numpy(np.ascontiguousarray(part)) for part in rows)
-    return TokenBatch(ids.to(device), answer.to(device), document.to(device), step)
 
 
 class StreamedText:
@@ -326,12 +308,12 @@ class StreamedText:
         self.settings = settings
         self.seed = seed
         self.device = device
-        self._block: tuple[int, Batch | None] = (-1, None)
+        self._block: tuple[int, TokenBatch | None] = (-1, None)
 
     def answer_counts(self, vocabulary: int) -> np.ndarray:
         """How often each token occurs in an answer of the first block, [V]."""
         first = self.block(0)
-        return np.bincount(first.ids[first.answer], minlength=vocabulary)
+        return np.bincount(first.ids[first.loss_mask], minlength=vocabulary)
 
     def batch(self, number: int) -> TokenBatch:
         size = self.settings.batch
@@ -339,9 +321,9 @@ class StreamedText:
         if self._block[0] != index:
             self._block = (index, self.block(index))
         rows = slice(place * size, (place + 1) * size)
-        return token_batch(Batch(*(part[rows] for part in self._block[1])), self.device, number)
+        return token_batch(self._block[1], self.device, number, rows)
 
-    def block(self, index: int) -> Batch:
+    def block(self, index: int) -> TokenBatch:
         """As many documents as fill it, the longest first; those that fit nowhere are dropped."""
         length = self.settings.length
         count = 32 * self.settings.batch
@@ -358,7 +340,7 @@ class StreamedText:
         packed = lay_out(documents, rows + [[]] * (count - len(rows)), length)
         order = list(range(count))
         random.Random(f"rows/{self.seed}/{index}").shuffle(order)
-        return Batch(*(part[order] for part in packed))
+        return token_batch(packed, "cpu", rows=order)
 
     def _documents(self, block_seed: str) -> Iterator[Document]:
         rng = random.Random(f"mixed/{block_seed}")
@@ -424,12 +406,11 @@ def training_text(
     if settings.regenerate_chats:
         prompts = source.prompts(seed, settings.regenerate_chats)
         key = runs.content_key(prompts=prompts, seed=seed, most=settings.max_new_tokens)[:12]
-        minutes = budget.minutes
-        if minutes is not None:
+        how = {"seed": seed, "max_new_tokens": settings.max_new_tokens}
+        if budget.minutes is not None:
             # a resumed run adds no text
             resumed = (state_dir / "checkpoint.safetensors").is_file()
-            minutes = 0 if resumed else minutes / 4
-        how = {"minutes": minutes, "seed": seed, "max_new_tokens": settings.max_new_tokens}
+            how["minutes"] = 0 if resumed else budget.minutes / 4
         folder = state_dir / f"regenerated-{key}"
         answered = regenerate(model, tokenizer, prompts, folder=folder, **how)
     # 2. a stream without end

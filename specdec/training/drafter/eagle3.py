@@ -1,4 +1,4 @@
-"""Trains a drafter for any transformers causal LM, and measures it.
+"""Trains a drafter of any kind for any transformers causal LM, and measures it.
 
 The target runs frozen beside the drafter. Writes out_dir/drafter in the official layout
 (config.json, model.safetensors) and out_dir/drafter_training: plan, curve, checkpoint, and the
@@ -11,28 +11,44 @@ values computed earlier in a turn keep the values of the older weights.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from specdec.core.decode import opened, turn
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy
 from specdec.errors import SpecdecError
-from specdec.models.eagle_network import EagleNetwork, network_of, vocabulary_ids
+from specdec.models import load, pairs
+from specdec.models.eagle_drafter import check_fit
+from specdec.models.eagle_files import read_network, save_drafter
+from specdec.models.eagle_network import (
+    EagleNetwork,
+    default_taps,
+    layer_like,
+    network_of,
+    vocabulary_ids,
+)
+from specdec.models.heads import HeadsConfig, HeadsNetwork, read_heads, save_heads
+from specdec.models.small_lm import LMNetwork, fresh_lm, save_small_lm
+from specdec.models.target import Target
 from specdec.training.drafter.chats import ChatList, training_text
-from specdec.training.drafter.networks import begun, check_start, load_target, save_trained
 from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
 from specdec.training.drafter.presets import OBJECTIVES, Budget, Continued, Settings, preset
-from specdec.training.drafter.ttt import TrainingTimeTest, unroll
+from specdec.training.drafter.ttt import Supervised, draft_vocabulary, unroll
 from specdec.training.loop import Best, TrainingRun, compute_dtype, undisturbed
 
 # batches for an objective's measurements before the first step
 MEASURED_BATCHES = 8
+KINDS = ("eagle3", "block", "eagle1", "griffin", "medusa", "hydra", "lm")
+LM_LAYERS = 2  # of a fresh language model
+BLOCK = 8  # positions of a fresh block drafter, whose mask is token 0
+# divides weights of an EAGLE-3 drafter that a block drafter begins as: each head reads one token
+TEMPERED = 8
 
 
 @undisturbed()
@@ -61,7 +77,7 @@ def train_drafter(
     'drafter'
     """
     # 1. what is trained, and how
-    usual = TrainingTimeTest()
+    usual: Objective = Supervised()
     if isinstance(settings, str):
         settings, usual = preset(settings)
     objective = objective or usual
@@ -70,11 +86,12 @@ def train_drafter(
     # 2. the run on disk; out_dir may hold the target and its own plan too
     folder = Path(out_dir) / "drafter"
     state_dir = Path(out_dir) / "drafter_training"
+    if start_from:
+        check_start(start_from, objective.network)
     described = {"settings": settings, "objective": objective, "conversations": source.key}
-    described["start_from"] = check_start(start_from, objective.network)
-    described["target"] = type(target[0]).__name__ if isinstance(target, tuple) else str(target)
-    described |= {"seed": budget.seed, "minutes": budget.minutes}
+    described |= {"start_from": start_from, "seed": budget.seed, "minutes": budget.minutes}
     described["steps"] = budget.steps_of(settings)
+    described["target"] = type(target[0]).__name__ if isinstance(target, tuple) else str(target)
     training = TrainingRun(state_dir, described, resume)
     if training.finished:
         return folder
@@ -87,15 +104,135 @@ def train_drafter(
     run = DrafterRun(frozen, network.to(model.device), text, objective, settings)
     training.track(run.parts, run.optimizers)
     training.end_at(text.steps)
-    copy_weights(network, run.working)
+    run.working.load_state_dict(network.state_dict())
     # 4. the steps
     training.run(run.step, "drafter", settings.rate_factor)
     # 5. the result with its last measurement
     run.consider(training.step)
     save_trained(run.result, folder, model)
-    vocabulary = network.config.draft_vocab_size
-    training.finish(draft_vocab_size=vocabulary, **run.measure(run.result))
+    training.finish(draft_vocab_size=network.config.draft_vocab_size, **run.measure(run.result))
     return folder
+
+
+def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str) -> nn.Module:
+    """A fresh drafter of one of KINDS in float32 with the target's hidden size and heads.
+
+    answer_counts [V]: how often each token occurs in the answers; the draft vocabulary is the most
+    frequent. "eagle3" and "block" have three taps and their own head; all others read only the last
+    state. "eagle1" and "griffin" use the target's head, restricted to the draft vocabulary. "lm" is
+    a model of the target's family with the target's embedding and head.
+    """
+    assert kind in KINDS, kind
+    text = model.config.get_text_config()
+    vocabulary, hidden = model.get_input_embeddings().weight.shape
+    torch.manual_seed(seed)
+    last_tap = (text.num_hidden_layers,)
+    if kind == "lm":
+        return LMNetwork(fresh_lm(model, LM_LAYERS), last_tap)
+    # 1. a layer like the target's own, over its taps
+    sizes = {"hidden_size": hidden, "head_dim": None}
+    if settings.intermediate_size:
+        sizes["intermediate_size"] = settings.intermediate_size
+    drafted = min(settings.draft_vocab_size or vocabulary, vocabulary)
+    config = layer_like(text, vocabulary, draft_vocab_size=drafted, **sizes)
+    last = replace(config, generation=1, num_taps=1, taps=last_tap, fc_bias=True)
+    if kind in ("eagle3", "block"):
+        taps = default_taps(text.num_hidden_layers)
+        config = replace(config, taps=taps, fc_norm=settings.fc_norm)
+        network = network_of(replace(config, block=BLOCK) if kind == "block" else config)
+    elif kind in ("eagle1", "griffin"):
+        network = network_of(replace(last, griffin=kind == "griffin"))
+    else:
+        heads = HeadsConfig(hidden, vocabulary, drafted, hydra=kind == "hydra", taps=last_tap)
+        network = HeadsNetwork(heads)
+    # 2. the draft vocabulary
+    if hasattr(network, "d2t"):
+        offsets, membership = draft_vocabulary(torch.from_numpy(answer_counts), drafted)
+        network.d2t.copy_(offsets)
+        network.t2d.copy_(membership)
+    # 3. the head: the target's, or a copy of its rows to begin with
+    head = model.get_output_embeddings()
+    if not hasattr(network, "lm_head"):
+        network.use_head(head)
+    elif head.weight.shape[1] == hidden:
+        rows = head.weight[network.t2d.to(head.weight.device)]
+        network.lm_head.weight.data.copy_(rows.detach().float())
+    return network
+
+
+def load_network(folder: Path, model) -> nn.Module:
+    """The drafter of a folder in float32, with its taps set; SpecdecError for another target's."""
+    target = Target(model)
+    kind = pairs.kind_of(Path(folder))
+    if kind in ("medusa", "hydra"):
+        return read_heads(folder, target).float().requires_grad_(True)
+    last = (target.num_layers,)
+    if kind == "lm":
+        model = load.load_model(folder, "the drafter", dtype=torch.float32)
+        return LMNetwork(model, last).requires_grad_(True)
+    network = read_network(folder).float().requires_grad_(True)
+    usual = default_taps(target.num_layers) if network.config.generation == 3 else last
+    network.config = replace(network.config, taps=network.config.taps or usual)
+    check_fit(network.config, network.config.taps, target)
+    if network.config.generation != 3:
+        network.use_head(model.get_output_embeddings())
+    if network.config.own_embedding:
+        raise SpecdecError(f"the drafter in {folder} has its own embedding; take another.")
+    return network
+
+
+def begun(
+    start_from: Path | None, model, settings, answer_counts: np.ndarray, seed: int, kind: str
+) -> nn.Module:
+    """The drafter in `start_from` (an EAGLE-3 one for a block drafter too), or `new_network`."""
+    if not start_from:
+        return new_network(model, settings, answer_counts, seed, kind)
+    network = load_network(start_from, model)
+    if kind != "block" or network.config.block:
+        return network
+    torch.manual_seed(seed)
+    block = network_of(replace(network.config, block=BLOCK))
+    block.load_state_dict(network.state_dict(), strict=False)
+    attention, mlp = block.midlayer.self_attn, block.midlayer.mlp
+    for part in (attention.q_proj, attention.k_proj, attention.o_proj, block.fc, mlp.down_proj):
+        part.weight.data /= TEMPERED
+    return block
+
+
+def save_trained(network: nn.Module, folder: Path, model) -> Path:
+    """Save in bfloat16 under the official names, with its target's token ids and context length."""
+    if isinstance(network, HeadsNetwork):
+        return save_heads(network, folder, torch.bfloat16)
+    if isinstance(network, LMNetwork):
+        return save_small_lm(network, folder, torch.bfloat16)
+    text = model.config.get_text_config()
+    fields = {"max_position_embeddings": getattr(text, "max_position_embeddings", 2048)}
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        fields[name] = getattr(text, name, None)
+    return save_drafter(network, folder, torch.bfloat16, **fields)
+
+
+def check_start(folder: Path, network: str) -> None:
+    """SpecdecError if the folder holds no drafter, or one that cannot become of kind `network`."""
+    if not (Path(folder) / "config.json").is_file():
+        raise SpecdecError(f"there is no drafter in {folder}; correct --start-from.")
+    # some kinds have no mark of their own in config.json
+    expected = network if pairs.KINDS[network].mark else "eagle3"
+    kind = pairs.kind_of(Path(folder))
+    # a block drafter can begin as an EAGLE-3 drafter
+    if kind != expected and (kind, expected) != ("eagle3", "block"):
+        raise SpecdecError(f"{folder} holds a drafter of kind {kind!r}, not {expected!r}.")
+
+
+def load_target(target, device: torch.device):
+    """(model, tokenizer) of any target that `load_pair` accepts; a pair of them is returned."""
+    if isinstance(target, tuple):
+        return target
+    place = load.target_place(target)
+    tokenizer = load.load_tokenizer(place)
+    if tokenizer is None:
+        raise SpecdecError(f"{target} has no tokenizer; put its tokenizer.json beside it.")
+    return load.load_model(place, "the target", device, dtype=compute_dtype(device)), tokenizer
 
 
 def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Optimizer]:
@@ -161,18 +298,19 @@ class DrafterRun:
         batch = self.objective.collect(self.working, self.target, self.text.batch(number))
         loss, measures = self.objective(self.working, self.target, batch)
         loss.backward()
-        for weight, master in _both(self.working, self.network):
+        weights, masters = list(self.working.parameters()), list(self.network.parameters())
+        for weight, master in zip(weights, masters, strict=True):
             master.grad = None if weight.grad is None else weight.grad.float()
             weight.grad = None
         # 3. the step
-        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip_norm)
+        norm = torch.nn.utils.clip_grad_norm_(masters, self.settings.clip_norm)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        copy_weights(self.network, self.working)
+        self.working.load_state_dict(self.network.state_dict())
         if self.average is not None:
             share = 1 / max(1.0, self.settings.average_frac * (number + 1))
-            for mean, weight in _both(self.average, self.network):
+            for mean, weight in zip(self.average.parameters(), masters, strict=True):
                 mean.data.lerp_(weight.data, share)
         row = {"loss": float(loss.detach()), "grad_norm": float(norm)}
         row["batch_tok"] = int((batch.documents >= 0).sum())
@@ -191,9 +329,9 @@ class DrafterRun:
         if not self.text.held_out:
             return {}
         # measured in the compute dtype, as it decodes
-        copy_weights(network, self.working)
+        self.working.load_state_dict(network.state_dict())
         accuracy = draft_accuracy(self.working, self.target, self.text.held_out_texts())
-        copy_weights(self.network, self.working)
+        self.working.load_state_dict(self.network.state_dict())
         return {f"held_out_{name}": accuracy[name] for name in ("top1_frac", "tau_chain")}
 
 
@@ -313,19 +451,8 @@ class OnlineDrafter:
         self._served = TokenBatch(tokens, written.long(), torch.zeros_like(tokens), step=self.steps)
         measures = self.run.step(self.steps)
         self.steps += 1
-        copy_weights(self.run.network, self.network)
+        self.network.load_state_dict(self.run.network.state_dict())
         return measures
-
-
-def _both(first: nn.Module, second: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(first.parameters(), second.parameters(), strict=True)
-
-
-@torch.no_grad()
-def copy_weights(source: nn.Module, target: nn.Module) -> None:
-    """Give one network the weights of another."""
-    for weight, value in _both(target, source):
-        weight.copy_(value)
 
 
 def trainable(pair: Pair) -> EagleNetwork:

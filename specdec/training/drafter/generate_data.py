@@ -5,10 +5,9 @@
     manifest.json           target, settings and counts
     *.jsonl                 other files there count and are not repeated
 
-The folder can be continued, and holds neither repetitions nor benchmark text. A chat answers a
-given prompt, or the target makes one up: it continues an opening such as "Write a Python function
-to" inside the user's turn. A chat depends only on (seed, number), up to rounding in products shared
-with other chats.
+The folder can be continued, and holds neither repetitions nor benchmark text. A chat answers one
+of PROMPTS, or the target makes one up: it continues one of OPENINGS inside the user's turn. A chat
+depends only on (seed, number), up to rounding in products shared with other chats.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from specdec.data.suites import DATA_VARIABLE, SUITES, load_suite, prompt_digest
 from specdec.errors import SpecdecError
 from specdec.models.pairs import describe_pair
 from specdec.stored import read_text
-from specdec.training.drafter.chats import json_lines, read_chats
+from specdec.training.drafter.chats import read_chats
 
 SHARD = 64  # chat numbers in a shard
 OPENINGS = Path(__file__).with_name("openings.txt")
@@ -55,7 +54,6 @@ class ChatConfig:
     rows: int = 64  # chats in parallel
     prompt_tok: int = 256  # a made-up prompt that does not end by then is dropped
     answer_tok: int = 320  # longer answers are cut
-    prompts: Path = PROMPTS  # file of prompts to answer before others are made up
 
 
 def generate_chats(
@@ -76,7 +74,7 @@ def generate_chats(
     settings["prompt_temperature"] = PROMPT_TEMPERATURE
     settings["temperatures"] = TEMPERATURES
     settings["hold_out"] = HOLD_OUT
-    for name, path in (("openings", OPENINGS), ("prompts", config.prompts)):
+    for name, path in (("openings", OPENINGS), ("prompts", PROMPTS)):
         settings[name] = runs.content_key(texts=read_text(path, "give a file of prompts"))[:16]
     target = describe_pair(dataclasses.replace(pair, drafter=None, name="target"))
     files = ChatFiles(Path(out), {"target": target, "settings": settings})
@@ -146,7 +144,11 @@ class ChatFiles:
             fate = self._fate(row)
             self.counts[fate] += 1
             if row is not None and fate == "kept":
-                stored = {"number": number, "part": _part_of(row), **row}
+                # later turns of a chat stay in the part of its first question
+                first = next(turn for turn in row["messages"] if turn["role"] == "user")
+                place = int.from_bytes(prompt_digest(first["content"])[8:12], "big") / 2**32
+                part = "held-out" if place < HOLD_OUT else "train"
+                stored = {"number": number, "part": part, **row}
                 self._note(stored)
                 lines.append(json.dumps(stored, ensure_ascii=False) + "\n")
         runs.write_text(self._next_shard, "".join(lines))
@@ -169,13 +171,6 @@ class ChatFiles:
         self._texts |= _digests(row)
         part = row.get("part", "train").replace("-", "_")
         self.counts[f"{part}_tok"] += len(row.get("answer_ids", ()))
-
-
-def _part_of(row: dict) -> str:
-    """By the hash of the first question: later turns of a chat stay in its part."""
-    first = next(message for message in row["messages"] if message["role"] == "user")
-    place = int.from_bytes(prompt_digest(first["content"])[8:12], "big") / 2**32
-    return "held-out" if place < HOLD_OUT else "train"
 
 
 def _digests(row: dict) -> set[bytes]:
@@ -215,7 +210,7 @@ class ChatWriter:
         self.turn_ends = pair.stop_tokens | (special & {following[0]})
         self.breaks = special | pair.stop_tokens
         self.openings = [messages[-1]["content"] for messages in read_prompts(OPENINGS)]
-        self.prompts = read_prompts(config.prompts)
+        self.prompts = read_prompts(PROMPTS)
         self.limit = self.target.position_limit or 1 << 30
         longest = len(self.before) + config.prompt_tok + config.answer_tok
         if longest > self.limit:
@@ -280,29 +275,12 @@ def draw(logits: Tensor, temperature: float, rng: random.Random) -> int:
 
 
 def read_prompts(path: Path) -> list[list[dict]]:
-    """Prompts of a file as chat messages, one per line.
-
-    A line is plain text ("\\n" is a line break) or, in a .jsonl file, JSON with `prompt` or
-    `messages`. Of `messages`, all up to the last user's are used.
-    """
+    """Prompts of a text file as chat messages, one per line, in which "\\n" is a line break."""
     prompts = []
-    if Path(path).suffix != ".jsonl":
-        for line in read_text(path, "give a file of prompts").split("\n"):
-            content = line.strip().replace("\\n", "\n")
-            if content:
-                prompts.append([{"role": "user", "content": content}])
-    else:
-        for where, row in json_lines(path, "give a file of prompts"):
-            prompt = []
-            try:
-                for turn in row.get("messages") or [{"role": "user", "content": row["prompt"]}]:
-                    prompt.append({"role": str(turn["role"]), "content": "" + turn["content"]})
-                while prompt[-1]["role"] != "user":
-                    prompt.pop()
-            except (KeyError, IndexError, TypeError, AttributeError):
-                why = f"{where}: neither `prompt` nor `messages` with a user's"
-                raise SpecdecError(f"{why}; give one of them.") from None
-            prompts.append(prompt)
+    for line in read_text(path, "give a file of prompts").split("\n"):
+        content = line.strip().replace("\\n", "\n")
+        if content:
+            prompts.append([{"role": "user", "content": content}])
     if not prompts:
         raise SpecdecError(f"{path} holds no prompt; write one a line.")
     return prompts

@@ -98,8 +98,7 @@ class Ppow(Objective):
         """With epsilon, if None, set so that PAID_FRAC of the windows with k = 0 are below it."""
         if drafter.config.generation != 3:
             raise SpecdecError("windows are drafted by EAGLE-3 drafters; this is another kind.")
-        if target.embedding.device.type == "cpu":
-            fuse_norms(drafter)
+        fuse_norms(drafter)
         if self.epsilon is not None or self.reward == "none" or not self.eta:
             return self
         unpaid = replace(self, epsilon=0.0)

@@ -1,9 +1,8 @@
 """Named objectives and settings of drafter trainings, and the budget of a run.
 
-`cst` is continued supervised training of a trained drafter. `hass` on an EAGLE-3 drafter omits the
-distance from the target's features, since its states are not features. `medusa` and `hydra` teach
-their heads the text's tokens; `block` and `lm` (FastDraft's last stage) the target's
-distribution. `osd` learns only where the drafter's first choice for served text was wrong.
+`cst` is continued supervised training. `hass` on an EAGLE-3 drafter omits the distance from the
+target's features, since its states are not features. `lm` is FastDraft's last stage. `osd` learns
+only where the drafter's first choice for served text was wrong.
 `draft_opd` is our reading of an abstract: drafting resumes where verification found errors, and the
 target supervises everything drafted from there, accepted or not.
 """
@@ -22,7 +21,7 @@ from specdec.models.load import own_drafter, placement
 from specdec.policies.base import changed, setting
 from specdec.training.drafter.objective import Objective
 from specdec.training.drafter.ppow import Ppow
-from specdec.training.drafter.ttt import LossRules, Supervised, TrainingTimeTest
+from specdec.training.drafter.ttt import LossRules, Supervised
 from specdec.training.loop import rate_factor
 
 # ours, for small models, which accept less
@@ -31,47 +30,37 @@ _DISTILLED = Ppow(
     window=6, group=1, places_per_row=32, hard_from=0.0, hard_to=0.0, reward="none", beta=1.0
 )
 _ERRORS = replace(_DISTILLED, places="errors", hard_from=1.0, hard_to=1.0)
-_HASS = Supervised(
-    LossRules(3, 1.0), labels="soft", soft_weight=0.1, top_k=10, top_weight=1.0, detach=True
-)
+_HASS = Supervised(LossRules(3, 1.0), soft_weight=0.1, top_k=10, top_weight=1.0, detach=True)
 _HASS_EAGLE1 = replace(_HASS, feature_weight=1.0, noise=0.2, network="eagle1")
-OBJECTIVES: dict[str, Objective] = {
+OBJECTIVES: dict[str, Ppow | Supervised] = {
     "ppow": _PPOW,
     # nats: 5 per token, to pay a fifth of smollm2's rejected windows
     "ppow-wide": replace(_PPOW, epsilon=30.0),
     "ppow-paper": Ppow(),
     "kl_only": replace(_PPOW, reward="none", beta=1.0),
-    "cst": TrainingTimeTest(LossRules(steps=4)),
-    "cst-hard": Supervised(LossRules(steps=4)),
+    "cst": Supervised(LossRules(steps=4)),
+    "cst-hard": Supervised(LossRules(steps=4), "hard"),
     "distillspec-forward": replace(_DISTILLED, divergence="forward_kl"),
     "distillspec-reverse": _DISTILLED,
     "draft_opd": _ERRORS,
     "osd": replace(_ERRORS, window=1, divergence="forward_kl"),
     "hass": _HASS,
     "hass-eagle1": _HASS_EAGLE1,
-    "block": Supervised(LossRules(8), labels="soft", network="block"),
+    "block": Supervised(LossRules(8), network="block"),
     "eagle1": replace(_HASS_EAGLE1, rules=LossRules(1), top_k=0, top_weight=0.0, detach=False),
     "griffin": replace(
         _HASS_EAGLE1, rules=LossRules(3, 1.0, aligned_top=3), top_weight=0.5, network="griffin"
     ),
-    "medusa": Supervised(LossRules(4), network="medusa"),
-    "hydra": Supervised(LossRules(4), network="hydra"),
-    "lm": Supervised(LossRules(1), labels="soft", network="lm"),
+    "medusa": Supervised(LossRules(4), "hard", network="medusa"),
+    "hydra": Supervised(LossRules(4), "hard", network="hydra"),
+    "lm": Supervised(LossRules(1), network="lm"),
 }
 
 
 def objective_named(name: str, changes: dict | None = None, seed: int = 0) -> Objective:
-    """The objective of this name with some fields changed; "rules.steps" is a nested field.
-
-    seed: for objectives that sample. SpecdecError for an unknown name or field.
-
-    >>> objective_named("ppow", {"beta": 0.1, "window": 4}).window
-    4
-    """
+    """The objective of this name with some fields changed; "rules.steps" is a nested field."""
     objective = OBJECTIVES[check_name("objective", name, OBJECTIVES)]
-    if hasattr(objective, "seed"):
-        objective = replace(objective, seed=seed)
-    objective = changed(objective, changes or {})
+    objective = changed(replace(objective, seed=seed), changes or {})
     check_fields(objective)
     return objective
 
@@ -93,7 +82,6 @@ class Settings:
     linear_end: int | None = None  # see loop.rate_factor
     clip_norm: float = 0.5
     muon: bool = True  # Muon for the matrices, AdamW for head and norms
-    warm_start: bool = True  # initialise the head with the target's rows
     average_frac: float = 0.0
     batch: int = 8  # rows in a step
     length: int = 256  # packed tokens in a row
@@ -163,18 +151,6 @@ class Budget:
         return placement("auto", self.device or "auto")[1]
 
 
-# EAGLE-3's trainer: sheet section 8; the text must already be the target's own
-PAPER = Settings(
-    32000,
-    learning_rate=5e-5,
-    warmup_steps=12_000,
-    linear_end=800_000,
-    muon=False,
-    warm_start=False,
-    batch=2,
-    length=2048,
-    steps=800_000,
-)
 TINY = Settings(256, steps=240, batch=4, regenerate_chats=192)
 SMALL = Settings(
     1024, 1024, learning_rate=0.01, steps=1200, regenerate_chats=2000, regenerated_frac=0.5
@@ -193,10 +169,9 @@ PRETRAINED = Settings(
     held_out=48,
 )
 PRESETS: dict[str, tuple[Settings, Objective]] = {
-    "paper": (PAPER, TrainingTimeTest(LossRules(official=True))),
-    "tiny": (TINY, TrainingTimeTest()),
-    "small": (SMALL, TrainingTimeTest()),
-    "pretrained": (PRETRAINED, TrainingTimeTest(LossRules(steps=4))),
+    "tiny": (TINY, Supervised()),
+    "small": (SMALL, Supervised()),
+    "pretrained": (PRETRAINED, OBJECTIVES["cst"]),
     "continued": (Continued(), OBJECTIVES["ppow"]),
     "continued-corpus": (Continued(regenerate_chats=600), OBJECTIVES["ppow"]),
 }
@@ -223,16 +198,13 @@ def training_named(
     """
     of_settings = dict(setting("--set", "passes=2", text) for text in changes)
     of_objective = dict(setting("--fields", "beta=0.1", text) for text in fields)
-    start_from = Path(start_from) if start_from else None
-    # 1. EAGLE-3's objective is the preset's
     if system == "eagle3":
-        return *preset(preset_name, of_settings), start_from
-    # 2. a drafter of another kind
-    if system != "ppow":
-        name = "hass-eagle1" if system == "hass" else system
+        # the objective is the preset's
+        settings, aim = preset(preset_name, of_settings)
+    else:
+        name = {"ppow": objective, "hass": "hass-eagle1"}.get(system, system)
         aim = objective_named(name, of_objective, seed)
-        return preset(preset_name, of_settings, aim.network)[0], aim, start_from
-    # 3. an EAGLE-3 drafter that is continued, by default the target's own
-    aim = objective_named(objective, of_objective, seed)
-    settings = preset(preset_name, of_settings)[0]
-    return settings, aim, start_from or own_drafter(target)
+        settings, _ = preset(preset_name, of_settings, aim.network)
+    if system == "ppow" and not start_from:
+        start_from = own_drafter(target)
+    return settings, aim, Path(start_from) if start_from else None

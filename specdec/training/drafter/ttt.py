@@ -63,39 +63,21 @@ class LossRules:
 
 
 @dataclass(frozen=True)
-class TrainingTimeTest(Objective):
-    """EAGLE-3's objective.
+class Supervised(Objective):
+    """Cross-entropy along the text over unrolled steps; by default EAGLE-3's objective.
 
         L_s = -sum p log q over the slots that count,      total = sum_s decay**s L_s
 
-    p is the target's distribution, renormalised over the draft vocabulary. A slot counts when its
-    position does and the target's likeliest token is in the draft vocabulary.
+    A slot counts when its position does and the target's likeliest token can be drafted. p, labels:
+    the target's distribution over the draft vocabulary ("soft") or the text's token ("hard").
+    top_weight: of the cross-entropy over the target's top_k likeliest tokens. feature_weight: of
+    the smooth L1 distance of each state from the target's last one (EAGLE-1's networks only).
+    noise: uniform on the features, 512 / length times as wide. detach: no gradient from a step to
+    the previous one.
     """
 
     rules: LossRules = LossRules()
-
-    def prepare(self, drafter, target: FrozenTarget, batches) -> Objective:
-        # on a CPU autograd's intermediate tensors cost more than the small matrix products
-        if target.embedding.device.type == "cpu":
-            fuse_norms(drafter)
-        return self
-
-    def __call__(self, drafter, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
-        return Supervised(self.rules, labels="soft")(drafter, target, batch)
-
-
-@dataclass(frozen=True)
-class Supervised(Objective):
-    """Cross-entropy along the text over unrolled steps.
-
-    labels: the target's distribution ("soft") or the text's token ("hard"). top_weight: of the
-    cross-entropy over the target's top_k likeliest tokens. feature_weight: of the smooth L1
-    distance of each state from the target's last one (EAGLE-1's networks only). noise: uniform on
-    the features, 512 / length times as wide. detach: no gradient from a step to the previous one.
-    """
-
-    rules: LossRules = LossRules()
-    labels: str = "hard"
+    labels: str = "soft"
     soft_weight: float = 1.0
     top_k: int = 0
     top_weight: float = 0.0
@@ -114,6 +96,9 @@ class Supervised(Objective):
         heads = getattr(drafter.config, "num_heads", 0) or getattr(drafter.config, "block", 0)
         if heads and self.rules.steps > heads:
             raise SpecdecError(f"the drafter has {heads} heads; lower rules.steps.")
+        # the other objectives' drafters were trained with torch's norm, whose last digits differ
+        if (self.labels, self.network, self.top_k) == ("soft", "eagle3", 0):
+            fuse_norms(drafter)
         return self
 
     def __call__(self, drafter, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
@@ -428,7 +413,8 @@ class FusedNorm(RMSNorm):
 
 
 def fuse_norms(network: nn.Module) -> None:
-    """Replace every RMSNorm of `network` by a FusedNorm, in place."""
+    """On a CPU: replace every RMSNorm of `network` by a FusedNorm, in place."""
+    # there autograd's intermediate tensors cost more than the small matrix products
     for module in network.modules():
-        if type(module) is RMSNorm:
+        if type(module) is RMSNorm and module.weight.device.type == "cpu":
             module.__class__ = FusedNorm
