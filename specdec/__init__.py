@@ -22,7 +22,7 @@ _MODULES = {
     "core.tree": "StaticShape DraftTree",
     "core.records": "Generation Question Cycle",
     "core.pair": "Pair",
-    "core.decode": "decode stream autoregress chat decode_many",
+    "core.decode": "decode stream autoregress decode_many",
     "models.target": "Target",
     "models.load": "load_pair load_drafter",
     "models.transformers_generate": "generate",

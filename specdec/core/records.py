@@ -186,27 +186,12 @@ TURN = ["suite", "prompt", "turn"]
 SUMS = ["new_tok", "cycles", "cycle_tok", "time_ms", "plain_ms"]
 
 
-def tau(cycle_tok: Any, cycles: Any) -> Any:
-    """Tokens per cycle."""
-    return cycle_tok / cycles
-
-
-def ms_per_tok(time_ms: Any, new_tok: Any) -> Any:
-    """Milliseconds per token that counts."""
-    return time_ms / new_tok
-
-
-def speedup(plain_ms: Any, time_ms: Any) -> Any:
-    """How many times as fast as plain decoding of the same tokens."""
-    return plain_ms / time_ms
-
-
 def with_rates(table: pandas.DataFrame) -> pandas.DataFrame:
     """The table of SUMS with the columns ms_per_tok, tau and speedup."""
     return table.assign(
-        ms_per_tok=ms_per_tok(table["time_ms"], table["new_tok"]),
-        tau=tau(table["cycle_tok"], table["cycles"]),
-        speedup=speedup(table["plain_ms"], table["time_ms"]),
+        ms_per_tok=table["time_ms"] / table["new_tok"],
+        tau=table["cycle_tok"] / table["cycles"],
+        speedup=table["plain_ms"] / table["time_ms"],
     )
 
 
@@ -222,16 +207,17 @@ class Rates:
 
     @property
     def tau(self) -> float:
-        return float(tau(self._sum("cycle_tok"), self._sum("cycles")))
+        return self._rate("tau")
 
     @property
     def ms_per_tok(self) -> float:
         """Decoding time, prefill excluded."""
-        return float(ms_per_tok(self._sum("time_ms"), self._sum("new_tok")))
+        return self._rate("ms_per_tok")
 
     @property
     def speedup(self) -> float:
-        return float(speedup(self._sum("plain_ms"), self._sum("time_ms")))
+        return self._rate("speedup")
 
-    def _sum(self, column: str) -> float:
-        return float(self.per_turn[column].sum())
+    def _rate(self, name: str) -> float:
+        total = self.per_turn[SUMS].sum().to_frame().T
+        return float(with_rates(total)[name].iloc[0])

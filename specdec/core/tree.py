@@ -36,19 +36,9 @@ from specdec.core.tree_config import Plan, TreeConfig
 from specdec.errors import SpecdecError
 
 
-def counting(count: int, device: torch.device | str) -> Tensor:
-    """0, 1, ..., count - 1 as int64 [count]."""
-    return torch.arange(count, device=device)
-
-
 def causal(count: int, device: torch.device | str) -> Tensor:
     """bool [count, count], true on and below the diagonal."""
     return torch.ones(count, count, dtype=torch.bool, device=device).tril_()
-
-
-def identity(count: int, device: torch.device | str) -> Tensor:
-    """bool [count, count], true on the diagonal."""
-    return torch.eye(count, dtype=torch.bool, device=device)
 
 
 def additive(seen: Tensor, dtype: torch.dtype, hidden: float = float("-inf")) -> Tensor:
@@ -60,7 +50,7 @@ def additive(seen: Tensor, dtype: torch.dtype, hidden: float = float("-inf")) ->
 @torch.inference_mode(False)
 def apart(count: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """A mask [count, count] in which every row sees only itself: 0 on the diagonal, else -inf."""
-    return additive(identity(count, device), dtype)
+    return additive(torch.eye(count, dtype=torch.bool, device=device), dtype)
 
 
 @dataclass
@@ -88,7 +78,7 @@ class DraftTree:
     @functools.cached_property
     def ancestors(self) -> Tensor:
         """bool [N, N]: row i is true at node i and at all its ancestors, the root included."""
-        mask = identity(len(self), self.token.device)
+        mask = torch.eye(len(self), dtype=torch.bool, device=self.token.device)
         above = self.parent.clamp(min=0)
         # one step towards the root for all nodes at once
         for _ in range(self.levels):
@@ -99,7 +89,7 @@ class DraftTree:
     def lineage(self) -> Tensor:
         """int64 [N, levels + 1]: entry (i, d) is node i's ancestor at depth d, -1 below its own."""
         table = self.token.new_full((len(self), self.levels + 1), -1)
-        node = counting(len(self), self.token.device)
+        node = torch.arange(len(self), device=self.token.device)
         for _ in range(self.levels + 1):
             table.scatter_(1, self.depth[node, None], node[:, None])
             node = self.parent[node].clamp(min=0)
@@ -241,20 +231,6 @@ class Trie:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def within(self, levels: int) -> Trie:
-        """Its nodes at most so many levels below the root."""
-        if levels >= len(self):
-            return self
-        depth = [0]
-        number = {0: 0}
-        rows: list[tuple[int, int, float]] = []
-        for node, parent in enumerate(self.parents, 1):
-            depth.append(depth[parent] + 1)
-            if depth[node] <= levels:
-                rows.append((self.tokens[node - 1], number[parent], self.scores[node - 1]))
-                number[node] = len(rows)
-        return Trie(*zip(*rows, strict=True)) if rows else Trie()
-
 
 class Merged:
     """Drafted candidates and a trie as one list: the drafted nodes, then the trie's own.
@@ -372,9 +348,5 @@ class StaticShape(Plan):
 
 
 # EAGLE-1's static tree (`mc_sim_7b_63`: 25 drafted nodes despite its name).
-EAGLE1_TREE = tuple(
-    tuple(map(int, ranks))
-    for ranks in (
-        "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
-    ).split()
-)
+RANKS = "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
+EAGLE1_TREE = [tuple(map(int, ranks)) for ranks in RANKS.split()]

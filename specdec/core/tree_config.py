@@ -11,8 +11,6 @@ import torch
 from specdec.errors import SpecdecError, check_integer
 
 GIB = 1 << 30
-MOST_TREE_BYTES = 4 * GIB  # no machine handles more per cycle in a reasonable time
-NODE_BYTES = 40  # token, parent, depth, score and rank of a candidate
 Beam = tuple[int, ...]  # nodes to expand per level
 
 
@@ -62,8 +60,8 @@ class TreeConfig(Plan):
     >>> tree = TreeConfig(total_tokens=60, depth=7, top_k=10)
     >>> tree.verify_nodes, tree.pool_size
     (59, 710)
-    >>> TreeConfig(total_tokens=16, depth=5, top_k=4, beam=(2, 1)).frontiers
-    (2, 1, 1, 1, 1)
+    >>> TreeConfig(total_tokens=16, depth=5, top_k=4, beam=(2, 1)).pool_size
+    28
     """
 
     total_tokens: int = 60
@@ -83,7 +81,6 @@ class TreeConfig(Plan):
             offer = f"depth={self.depth}, top_k={self.top_k}, beam={self.beam} offer"
             why = f"{self} needs {self.verify_nodes} candidates, but {offer} {self.pool_size}"
             raise SpecdecError(f"{why}; lower total_tokens or widen the tree.")
-        refuse_tree(self.total_tokens, self.pool_size)
 
     @property
     def limits(self) -> TreeConfig:
@@ -92,11 +89,6 @@ class TreeConfig(Plan):
     @property
     def pool_size(self) -> int:
         return pool_size(self.depth, self.top_k, self.beam)
-
-    @property
-    def frontiers(self) -> tuple[int, ...]:
-        """Nodes expanded by each of `depth` expansions."""
-        return tuple(self.beam_at(level) for level in range(self.depth))
 
     @property
     def widest(self) -> int:
@@ -124,7 +116,6 @@ class CopiedTree(Plan):
     def __post_init__(self) -> None:
         total_tokens = check_integer("total_tokens", self.total_tokens, 1)
         object.__setattr__(self, "total_tokens", total_tokens)
-        refuse_tree(self.total_tokens, self.total_tokens)
 
     @property
     def drafted(self) -> bool:
@@ -175,16 +166,6 @@ def tree_from(text: str) -> TreeConfig:
         form = "static:total_tokens,depth,top_k[,beam,...]"
         raise SpecdecError(f"{text!r} is not a static tree; write {form}.") from None
     return TreeConfig(total_tokens, depth, top_k, beam=tuple(beam))
-
-
-def refuse_tree(total_tokens: int, candidates: int) -> None:
-    """SpecdecError for a tree too large for any machine."""
-    # candidates, and the mask of verified nodes as flags and as float32
-    size = NODE_BYTES * candidates + 5 * total_tokens**2
-    if size > MOST_TREE_BYTES:
-        tree = f"a tree of total_tokens={total_tokens} out of {candidates} candidates"
-        advice = "lower total_tokens, depth, top_k or beam"
-        raise SpecdecError(f"{tree} takes {size / GIB:,.0f} GiB per text; {advice}.")
 
 
 def check_memory(what: str, size: int, device: torch.device | str = "cpu") -> None:

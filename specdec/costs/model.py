@@ -152,7 +152,8 @@ class CostModel:
         self, top_k: Any, depth: int, beam: tuple[int, ...] = ()
     ) -> tuple[np.ndarray, np.ndarray]:
         """(ms at context 0, ms per context token) of the root and each expansion, [depth + 1]."""
-        rows = np.array(TreeConfig(1, depth, top_k, beam=beam).frontiers, dtype=int)
+        tree = TreeConfig(1, depth, top_k, beam=beam)
+        rows = np.array([tree.beam_at(level) for level in range(depth)], dtype=int)
         base = np.append(self._by_width(top_k, self.root), self._by_width(rows, self.expand))
         root_per_tok = self._by_width(top_k, self.root_per_tok)
         per_tok = np.append(root_per_tok, self._by_width(rows, self.expand_per_tok))

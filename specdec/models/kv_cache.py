@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from specdec.errors import SpecdecError
-
 STACKING = ("cpu",)  # devices whose kernel has no groups of heads
 ROW = 64  # values; GPU kernels need mask rows that begin at multiples of 16 bytes
 
@@ -66,21 +64,14 @@ class RowLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class TreeCache(Cache):  # type: ignore[misc]
-    """One `RowLayer` per decoder layer. Overflow is reported before anything is written."""
+    """One `RowLayer` per decoder layer."""
 
     def __init__(self, num_layers: int, capacity: int):
         super().__init__(layers=[RowLayer(capacity) for _ in range(num_layers)])
-        self.capacity = capacity
 
     def __len__(self) -> int:
         """Filled rows (committed tokens - 1 between cycles)."""
         return int(self.layers[0].rows)
-
-    def require(self, rows: int) -> None:
-        needed = len(self) + rows
-        if needed > self.capacity:
-            why = f"the cache has room for {self.capacity} tokens, {needed} are needed"
-            raise SpecdecError(f"{why}; shorten the prompt or use a smaller tree.")
 
     def append(self, other: TreeCache, begin: int, end: int) -> None:
         """Copy rows [begin, end) of another cache of the same model."""

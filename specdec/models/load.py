@@ -270,16 +270,10 @@ def load_model(
     source: str | Path, what: str, device: torch.device | None = None, **settings: Any
 ) -> nn.Module:
     """A causal LM with every weight present, in eval mode. settings: of `from_pretrained`."""
-    settings |= {"pretrained_model_name_or_path": str(source), "output_loading_info": True}
-    read = functools.partial(transformers.AutoModelForCausalLM.from_pretrained, **settings)
+    settings["output_loading_info"] = True
     with _reading(f"{what} {source} cannot be loaded as a transformers causal LM", source):
-        try:
-            model, report = read(attn_implementation="sdpa")
-        except ValueError as error:
-            # the family has no SDPA attention
-            if "scaled_dot_product_attention" not in str(error):
-                raise
-            model, report = read(attn_implementation="eager")
+        # with SDPA attention where the family has it
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(str(source), **settings)
     if report["missing_keys"]:
         names = ", ".join(sorted(report["missing_keys"])[:5])
         raise SpecdecError(f"{what} {source} lacks {names}; its weights are incomplete.")

@@ -17,7 +17,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,16 +79,16 @@ class Evidence(NamedTuple):
 
 
 CELLS = [Evidence(*cell) for cell in itertools.product(range(len(PLACES)), range(len(MATCHED)))]
-Counts = tuple[tuple[int, ...], ...]
-NONE: Counts = ((0,) * len(MATCHED),) * len(PLACES)
+Counts = list[list[int]]
+NONE: Counts = [[0] * len(MATCHED)] * len(PLACES)
 
 
 @dataclass(frozen=True)
 class CopyOdds:
     """How often copies were right, by Evidence (hits of outcomes), and the drafter's scale."""
 
-    hits: Counts = NONE
-    outcomes: Counts = NONE
+    hits: Counts = field(default_factory=lambda: NONE)
+    outcomes: Counts = field(default_factory=lambda: NONE)
     # times a drafter's log-probability: the log of how often such nodes were right
     scale: float = 1.0
     learned_from: str = ""  # for display
@@ -103,7 +103,7 @@ class CopyOdds:
         for cell, right in copies:
             outcomes[cell] += 1
             hits[cell] += right
-        return cls(_tuples(hits.tolist()), _tuples(outcomes.tolist()), scale, learned_from)
+        return cls(hits.tolist(), outcomes.tolist(), scale, learned_from)
 
     def probability(self, cell: Evidence) -> float:
         """That the token is the target's, given that all tokens before it are (Laplace's rule)."""
@@ -144,15 +144,10 @@ class CopyOdds:
         """Read what `save` wrote. SpecdecError for a missing or damaged file."""
         path = Path(folder) / FILE
         fields = read_json(path, CopiesFile, "count it again")
-        counts = (_tuples(fields["hits"]), _tuples(fields["outcomes"]))
-        odds = cls(*counts, fields["scale"], fields["learned_from"])
+        odds = cls(fields["hits"], fields["outcomes"], fields["scale"], fields["learned_from"])
         if fields["hash"] != odds.key or fields["matched"] != list(MATCHED):
             raise SpecdecError(f"{path} is damaged or of another version; count it again.")
         return odds
-
-
-def _tuples(rows: list[list[int]]) -> Counts:
-    return tuple(tuple(row) for row in rows)
 
 
 def fit_scale(scores: np.ndarray, right: np.ndarray) -> float:

@@ -89,11 +89,11 @@ class Packed(nn.Module):
         if self.product.bias is not None:
             destination[prefix + "bias"] = self.product.bias[self.rows]
 
-    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
-        with torch.no_grad():
-            self.weight.copy_(state[prefix + "weight"])
-            if self.product.bias is not None:
-                self.product.bias[self.rows].copy_(state[prefix + "bias"])
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *args: Any) -> None:
+        # as any layer does it, but always into the product's rows (without `assign`)
+        self._parameters: Any = {"weight": self.weight, "bias": getattr(self, "bias", None)}
+        super()._load_from_state_dict(state, prefix, {}, *args)
+        self._parameters = {}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Packed:
         # a product of several layers is moved by the first of them

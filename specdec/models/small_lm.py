@@ -96,8 +96,9 @@ class SmallLMSession(DraftSession):
     def _readable(self, tokens: Tensor, end: int) -> Tensor:
         """Tokens within this model's embedding; others are padding of the target's vocabulary."""
         limit = self.drafter.position_limit
+        # decoding takes plain steps there, which a recording cannot hold
         if limit is not None and end > limit:
-            raise SpecdecError(f"the drafter's context ends at {limit}; decode shorter texts.")
+            raise SpecdecError(f"the drafter's context ends at {limit}; record shorter texts.")
         return tokens.clamp(max=self.model.vocab_size - 1)
 
 

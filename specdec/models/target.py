@@ -24,7 +24,7 @@ import transformers
 from torch import Tensor, nn
 
 from specdec.core.protocols import TargetForward, TargetModel
-from specdec.core.tree import additive, causal, counting
+from specdec.core.tree import additive, causal
 from specdec.core.tree_config import check_memory
 from specdec.errors import SpecdecError, door, first_line
 from specdec.models.kv_cache import JoinedCache, TreeCache, aligned
@@ -65,7 +65,8 @@ class TreeMask:
         mask = F.pad(among, (self.prefix, 0), value=True)
         if window is not None:
             drawn = self.positions[:0] if self.drawn is None else self.drawn
-            keys = torch.cat((counting(self.prefix, device), drawn, self.positions))
+            prefix = torch.arange(self.prefix, device=device)
+            keys = torch.cat((prefix, drawn, self.positions))
             mask = mask & (self.positions[:, None] - keys < window)
         return mask
 
@@ -131,17 +132,13 @@ class Target(TargetModel):
 
     def new_cache(self, capacity: int) -> TreeCache:
         """Room for the keys and values of `capacity` tokens of one sequence."""
-        bytes_needed = capacity * self.cache_bytes_per_tok
-        check_memory(f"a key-value cache of {capacity} tokens", bytes_needed, self.device)
-        return TreeCache(self.num_layers, capacity)
-
-    @property
-    def cache_bytes_per_tok(self) -> int:
-        """Keys and values of all layers, from the config."""
         heads: int = setting(self.config, "num_attention_heads", 1)
         width: int = setting(self.config, "head_dim", self.hidden_size // heads)
         heads = setting(self.config, "num_key_value_heads", heads)
-        return 2 * self.num_layers * heads * width * self.dtype.itemsize
+        bytes_per_tok = 2 * self.num_layers * heads * width * self.dtype.itemsize
+        what = f"a key-value cache of {capacity} tokens"
+        check_memory(what, capacity * bytes_per_tok, self.device)
+        return TreeCache(self.num_layers, capacity)
 
     @contextlib.contextmanager
     def inference(self, taps: bool = True) -> Iterator[Target]:
@@ -194,15 +191,13 @@ class Target(TargetModel):
     ) -> Rows:
         """One forward over T new rows after the cache's; their keys and values are appended to it.
 
-        tokens int64 [T]. A tree needs depth int64 [T] and ancestors bool [T, T] too. Raises before
-        writing if the cache would overflow.
+        tokens int64 [T]. A tree needs depth int64 [T] and ancestors bool [T, T] too.
         """
         mask = self._mask(TargetForward(self, tokens, cache, depth, ancestors))
         return self.run(tokens, cache, mask, int(last_only))
 
     def run(self, tokens: Tensor, cache: TreeCache, mask: TreeMask, keep: int | Tensor = 0) -> Rows:
         """The forward itself. keep: rows with logits, 0 for all, n for the last n, or numbers."""
-        cache.require(len(tokens))
         logits = self._logits(tokens[None], mask.positions[None], self._masks([mask]), cache, keep)
         features = self._features()
         return Rows(logits[0], None if features is None else features[0])
@@ -211,7 +206,6 @@ class Target(TargetModel):
         """Several sequences' forwards, those of about the same length as one padded batch."""
         groups: dict[int, list[int]] = {}
         for number, forward in enumerate(forwards):
-            forward.cache.require(len(forward.tokens))
             # at most as many rows of padding as of tokens
             length = (len(forward.tokens) - 1).bit_length()
             groups.setdefault(length, []).append(number)
@@ -247,7 +241,7 @@ class Target(TargetModel):
         prefix = len(forward.cache)
         depth = forward.depth
         if depth is None:
-            depth = counting(len(forward.tokens), forward.tokens.device)
+            depth = torch.arange(len(forward.tokens), device=forward.tokens.device)
         return TreeMask(depth + prefix, prefix, forward.ancestors)
 
     def _masks(self, masks: Sequence[TreeMask]) -> Any:
@@ -341,12 +335,12 @@ def probe(target: Target) -> None:
         # 1. the paths by themselves, and the first nodes in a row, as if no mask were obeyed
         ids = torch.stack([torch.cat((prefix, nodes[path])) for path in (left, right)])
         ids = torch.cat((ids, tokens[None, :7]))
-        positions = counting(7, device).expand_as(ids)
+        positions = torch.arange(7, device=device).expand_as(ids)
         output = target.model(input_ids=ids, position_ids=positions, use_cache=False)
         alone = output.logits[:, 4:].float()
         # 2. the tree
         cache = TreeCache(target.num_layers, 16)
-        target.run(prefix, cache, TreeMask(counting(4, device), 0))
+        target.run(prefix, cache, TreeMask(positions[0, :4], 0))
         depth = torch.tensor((0, 1, 1, 2, 2), device=device) + 4
         tree = target.run(nodes, cache, TreeMask(depth, 4, ancestors)).logits.float()
     except (SpecdecError, torch.OutOfMemoryError, MemoryError):

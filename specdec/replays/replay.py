@@ -257,8 +257,8 @@ def replay(
     >>> small = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, progress=False)
     >>> trace = specdec.record(pair, {"mine": ["What is 2 + 3?"]}, **small)
     >>> replayed = replay(trace, specdec.Static(6, 2, 3), profile("roofline-a100-llama-8b-eager"))
-    >>> live = specdec.chat(pair, ["What is 2 + 3?"], specdec.Static(6, 2, 3), max_new_tokens=8)
-    >>> replayed.tau == live[0].tau
+    >>> live = specdec.decode(pair, "What is 2 + 3?", specdec.Static(6, 2, 3), max_new_tokens=8)
+    >>> replayed.tau == live.tau
     True
     """
     checked_policy(policy)

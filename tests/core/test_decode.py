@@ -1,4 +1,4 @@
-"""Decoding as callers use it: text, streams, chats, stop tokens, lengths, `generate`."""
+"""Decoding as callers use it: text, streams, stop tokens, lengths, `generate`."""
 
 import dataclasses
 import itertools
@@ -146,21 +146,6 @@ def test_streams_can_be_abandoned_and_interleaved():
     assert [sum(of_one, []) for of_one in zip(*pieces, strict=True)] == texts
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_chats_of_several_turns(tiny, temperature):
-    turns = ["What is 2 plus 2?", "And plus 3?", "Thanks."]
-    settings = dict(max_new_tokens=10, temperature=temperature, seed=1)
-    drafted = specdec.chat(tiny, turns, SMALL, "Be brief.", **settings)
-    plain = specdec.chat(tiny, turns, system="Be brief.", plain=True, **settings)
-    assert [a.tokens for a in drafted] == [a.tokens for a in plain] and len(drafted) == 3
-    assert all(row.verify_nodes == 11 for answer in drafted for row in answer.rows)
-    assert not any(answer.rows for answer in plain)
-    texts = ["Be brief.", turns[0], drafted[0].text, turns[1]]
-    roles = ["system", "user", "assistant", "user"]
-    messages = [dict(role=role, content=text) for role, text in zip(roles, texts, strict=True)]
-    assert specdec.decode(tiny, messages, SMALL, **settings).tokens == drafted[1].tokens
-
-
 @pytest.fixture(scope="module")
 def model_and_drafter(tiny):
     """A user's own model and a drafter loaded for it; (model, drafter, ids [1, T])."""
@@ -228,7 +213,8 @@ def test_pairs_and_policies_that_cannot_decode(tiny):
     assert "no drafter" in refusal(specdec.decode, specdec.Pair(shared_bigrams().target), PROMPT)
     wide = refusal(specdec.decode, shared_pair(), PROMPT, Static(12, 3, 30), 4)
     assert "top_k=30 exceeds the draft vocabulary of 24" in wide
-    assert "a list of user turns" in refusal(specdec.chat, tiny, "Hello.")
+    options = dict(visit=1, max_new_tokens=4)
+    pytest.raises(TypeError, specdec.decode_many, tiny, [PROMPT], **options).match("visit")
     wizard = [{"role": "wizard", "content": "hi"}]
     assert "the chat template refuses" in refusal(specdec.decode, tiny, wizard)
 

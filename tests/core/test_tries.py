@@ -21,16 +21,6 @@ from specdec.core.verification import Picker
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
-@pytest.mark.parametrize("nodes", [0, 1, 2, 9, 20])
-def test_the_upper_levels_of_a_trie(nodes):
-    trie = random_trie(random.Random(5), nodes, range(4))
-    paths = paths_of(trie)
-    for levels in range(nodes + 2):
-        kept = trie.within(levels)
-        upper = {path: score for path, score in paths.items() if len(path) <= levels}
-        assert paths_of(kept) == upper and len(kept) == len(upper)
-
-
 def test_a_pool_and_a_trie_merged_by_hand():
     scores = [0.0, -0.5, -1.0, -1.5, -3.0]
     copied = (-0.25, -0.75, -3.0, -0.5, -2.5)
@@ -140,11 +130,13 @@ def test_copies_that_come_true_are_accepted():
 
 
 def test_copies_end_at_the_targets_last_position():
-    long = (PROMPT * 64)[:506]
-    text = plain_text(6, long)
-    out = decode(copying(next_three(text)), long, Static.of(CopiedTree(9)), max_new_tokens=6)
-    assert out.tokens == text[len(long) :]
-    assert [(row.context_tok, row.candidates) for row in out.rows] == [(506, 6), (510, 2)]
+    text = plain_text(9, (PROMPT * 64)[:503])
+    # four levels of copies fit before position 512 up to context 507
+    for length, expected in ((503, [(503, 6), (507, 6)]), (504, [(504, 6), (508, 0), (509, 0)])):
+        pair = copying(next_three(text))
+        out = decode(pair, text[:length], Static.of(CopiedTree(9)), 9 if length == 503 else 7)
+        assert out.tokens == text[length : length + len(out.tokens)]
+        assert [(row.context_tok, row.candidates) for row in out.rows] == expected
 
 
 @pytest.mark.parametrize("tree", [TreeConfig(10, 2, 3), TreeConfig(5, 1, 2), TreeConfig(4, 0, 4)])

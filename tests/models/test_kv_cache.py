@@ -7,7 +7,6 @@ from fakes.families import tokens as random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.errors import SpecdecError
 from specdec.models.kv_cache import TreeCache
 from specdec.models.target import cache_keyword
 
@@ -70,8 +69,7 @@ def test_rows_are_written_in_place_and_an_overflow_is_refused_before_that():
     assert cache.get_seq_length() == len(cache) == 6
     assert cache.get_mask_sizes(3, 0) == (9, 0)
     cache = filled(range(10))
-    cache.require(2)
-    pytest.raises(SpecdecError, cache.require, 3).match("room for 12 tokens, 13 are needed")
+    pytest.raises(AssertionError, cache.update, *block([7, 8, 9]), 0).match("made for 12")
     cache.truncate(8)
     cache.keep(3, [3, 4, 7])
     assert names(cache) == [0, 1, 2, 3, 4, 7]

