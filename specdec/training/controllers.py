@@ -26,8 +26,8 @@ from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid
 from specdec.replays.trace import Trace
 from specdec.training import radar, value
-from specdec.training.env import ReplaySource, Reward
-from specdec.training.ppo import Credit, RunOptions, Task, train_policy
+from specdec.training.env import Credit, ReplaySource, Reward, Task
+from specdec.training.ppo import RunOptions, train_policy
 
 # The fields with the length of a training: decisions, passes (radar) or steps (ours).
 LENGTHS = {

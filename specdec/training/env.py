@@ -1,22 +1,26 @@
-"""The cycle as a gymnasium environment, live or replayed.
+"""Decoding as PPO's environment, live or replayed: texts, rewards, and transitions.
 
-It runs `cycle.cycle` to the next question that the learner decides, returns the learner's own
-observation, and turns the action into the learner's answer. Frozen policies answer the rest.
+An `Environment` runs `cycle.cycle` to the next question that the learner decides, shows it the
+learner's own observation, and turns the action into the learner's answer. Frozen policies answer
+the rest.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import itertools
 import math
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import gymnasium
 import numpy as np
 import torch
 
-from specdec.core.cycle import begin_turn, cycle
+from specdec.core.cycle import cycle
 from specdec.core.engine import LiveEngine
-from specdec.core.policy import Policy, largest
+from specdec.core.policy import largest
 from specdec.core.protocols import at_once
 from specdec.core.records import Cycle
 from specdec.core.verification import Picker
@@ -127,64 +131,111 @@ class LiveSource:
         self._inference = None
 
 
-class Env(gymnasium.Env):
-    """Observations float32 [learner.observation_size], actions Discrete(learner.actions).
+# The transitions (observation, cycles, whether the episode ends) of a decision, from (observation,
+# rows, before, first, ended). rows: the cycles of its turn that finished since. before: those
+# before the turn's first decision (a fixed first tree), unknown, and empty, in the first turn of a
+# segment. first: whether it was that decision. ended: whether the turn ended with it.
+Credit = Callable[..., list[tuple[np.ndarray, list[Cycle], bool]]]
 
-    learner: decides its kind of question; its network is not used here. others: a policy that
-    answers the other kinds, or None. episode: "cycle" ends with each cycle (LTD), "interval" with
-    each decision (Re-SpS: a bandit), "turn" with the text. The text continues over the end of an
-    episode; a new turn begins only when the old one has ended. SpecdecError if the learner is
-    never asked.
+
+@dataclass(frozen=True)
+class Task:
+    """A policy's training task.
+
+    source: with a LiveSource envs=1, and times are not reproducible. reward: "lagrangian" is
+    charged at the throughput of recent rollouts (Dinkelbach's iteration), at least reward.rate.
+    episode: "cycle" ends with each cycle (LTD), "interval" with each decision (Re-SpS: a bandit),
+    "turn" with the text. others: a policy that answers the other kinds of question, or
+    others(seed) -> policy. credit: by default one transition per decision. reseed_each_turn: each
+    draws the same numbers.
     """
 
-    metadata: dict = {"render_modes": []}
+    source: ReplaySource | LiveSource
+    reward: Reward = Reward()  # noqa: RUF009  frozen
+    episode: str = "cycle"
+    others: object = None
+    credit: Credit | None = None
+    reseed_each_turn: bool = False
 
-    def __init__(
-        self, learner: Learned, source, others: Policy | None = None, reward=None, episode="cycle"
-    ):
-        self.learner = learner
-        self.others = others
-        self.source = source
-        self.reward = reward or Reward()
-        self.episode = episode
-        size = (learner.observation_size,)
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, size, np.float32)
-        self.action_space = gymnasium.spaces.Discrete(learner.actions)
-        self._policies = [learner] if others is None else [learner, others]
-        self.limits = largest([policy.limits for policy in self._policies])
+
+class Environment:
+    """Texts in which the learner decides its kind of question, and the transitions it makes.
+
+    It always stands at a question of the learner's, seen as `observation`. The text continues over
+    the end of an episode; a new turn begins only when the old one has ended. seed: of texts and
+    actions. each_turn: seed of the actions of every turn, or None for continuing draws.
+    SpecdecError if the learner is never asked.
+    """
+
+    def __init__(self, learner: Learned, task: Task, seed: int, each_turn: int | None = None):
+        # 1. policies and source of its own
+        self.task = task
+        self.learner = copy.deepcopy(learner)
+        self.others = task.others(seed) if callable(task.others) else copy.deepcopy(task.others)
+        self._policies = [self.learner] if self.others is None else [self.learner, self.others]
         self._asks = frozenset().union(*(policy.asks for policy in self._policies))
-        self._engine = None
-        self._steps = None  # of the cycle that has begun
-        self._question = None
+        self._limits = largest([policy.limits for policy in self._policies])
+        self._source = copy.copy(task.source)
+        # 2. random numbers of texts and of actions
+        self.each_turn = each_turn
+        self._texts = np.random.default_rng(seed)
+        self._random = np.random.default_rng(seed if each_turn is None else each_turn)
+        # 3. transitions (action, observation, cycles, done), and None where a turn ended, until the
+        # buffer has room
+        self.pending: deque = deque()
+        self.filled = 0  # rows of its column in the buffer
+        self.starts = True  # whether the next row begins an episode
+        self._before: list[Cycle] = []
+        self._first = True
+        # 4. the first question
+        self._open_turn()
+        self._advance(None)
 
-    def reset(self, *, seed: int | None = None, options=None):
-        """Advance to the next decision, in another text with a seed. Returns (observation, {})."""
-        super().reset(seed=seed)
-        if seed is not None or self._engine is None:
-            # otherwise the text continues over the end of an episode
-            self._open_turn()
-            self._advance(None)
-        return self._observe(), {}
+    def draw(self, logits: np.ndarray) -> int:
+        """An action from softmax(logits), by the Gumbel trick."""
+        return int((logits + self._random.gumbel(size=logits.shape)).argmax())
 
-    def step(self, action):
-        """Answer the question. info: `cycles`, the rows that finished since, and `turn_ended`."""
-        rows, ended = self._advance(self.learner.meaning(int(action), self._question))
-        terminated = {"cycle": bool(rows), "interval": True, "turn": ended}[self.episode]
-        info = {"cycles": rows, "turn_ended": ended}
-        return self._observe(), self.reward(rows), terminated, False, info
+    def step(self, action: int) -> list[Cycle]:
+        """Answer the question and queue the transitions. Returns the finished cycles."""
+        observation = self.observation
+        cycles, ended = self._advance(self.learner.meaning(action, self._question))
+        # 1. later cycles belong to another turn, and undecided turns to no decision
+        rows = cycles
+        if ended:
+            rest = itertools.takewhile(lambda row: row.cycle > 0, cycles[1:])
+            rows = [*cycles[:1], *rest]
+        # 2. transitions; an episode never continues into another turn
+        over = {"cycle": bool(cycles), "interval": True, "turn": ended}[self.task.episode]
+        transitions = [(observation, rows, over)]
+        if self.task.credit is not None:
+            transitions = self.task.credit(observation, rows, self._before, self._first, ended)
+        for transition in transitions:
+            self.pending.append((action, *transition))
+        if ended:
+            self.pending.append(None)
+            if self.each_turn is not None:
+                self._random = np.random.default_rng(self.each_turn)
+        # 3. the cycles of the new turn that precede its first decision
+        self._before = []
+        for row in cycles[len(rows) :]:
+            if row.cycle == 0:
+                self._before = []
+            self._before.append(row)
+        self._first = ended
+        return cycles
 
     def close(self) -> None:
         if self._steps is not None:
             self._steps.close()
-        self.source.close()
+        self._source.close()
 
     def _open_turn(self) -> None:
-        self._steps = None
+        self._steps = None  # of the cycle that has begun
         self._engine = None
         while self._engine is None or self._engine.finished:
-            self._engine = self.source.next(self.np_random, self.limits)
+            self._engine = self._source.next(self._texts, self._limits)
             for policy in self._policies:
-                begin_turn(policy)
+                policy.reset()
 
     def _advance(self, answer) -> tuple[list[Cycle], bool]:
         """Answer, run to the learner's next question: (finished cycles, whether a turn ended)."""
@@ -198,7 +249,7 @@ class Env(gymnasium.Env):
                     answer = None  # a generator starts with None
                 question = self._steps.send(answer)
             except StopIteration as finished:
-                row = self.source.priced(finished.value)
+                row = self._source.priced(finished.value)
                 rows.append(row)
                 self._steps = None
                 for policy in self._policies:
@@ -212,12 +263,10 @@ class Env(gymnasium.Env):
                 answer = self.others.answer(question)
             elif self.learner.decides(question):
                 self._question = question
+                # a copy: builders reuse buffers
+                self.observation = np.array(self.learner.observation(question), np.float32)
                 return rows, ended
             else:
                 answer = self.learner.otherwise(question)
         why = f"this {type(self.learner).__name__} was never asked in {len(rows)} cycles"
         raise SpecdecError(f"{why}, so it cannot learn; let it draft deeper or use longer turns.")
-
-    def _observe(self) -> np.ndarray:
-        # a copy: builders reuse buffers
-        return np.array(self.learner.observation(self._question), dtype=np.float32)
