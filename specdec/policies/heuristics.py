@@ -305,9 +305,7 @@ class CopyGate(Rule):
         self.limits = self.plan.limits
         if self.copied_tokens > total_tokens:
             # room for the copies' rows; the drafter itself is asked for the tree at most
-            width = max(top_k, self.copied_tokens)
-            room = TreeConfig(self.copied_tokens, max(depth, 1), width)
-            self.limits = largest([self.limits, room])
+            self.limits = largest([self.limits, self.copied.limits])
         self.reset()
 
     def reset(self) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -189,6 +188,7 @@ class RadarConfig(Config, RadarSettings):
     deviations: how training here differs from `name`.
     """
 
+    policy_class = RadarPolicy
     name: str = "paper"
     temperature: float | None = 1.0  # 2 [C]: an action is drawn; [P] leaves it open
     flat_nodes: int | None = 59  # 3: the tree of a single draft call holds so many first tokens
@@ -224,10 +224,6 @@ class RadarConfig(Config, RadarSettings):
     def tree(self) -> TreeConfig:
         """The deepest tree, as drafted after the second call."""
         return TreeConfig(self.total_tokens, DECISIONS, self.top_k, beam=self.beam)
-
-    def policy(self, **settings: Any) -> RadarPolicy:
-        """The policy as it decodes, without weights; `settings` override single fields."""
-        return self.made(RadarPolicy, **settings)
 
 
 PAPER = RadarConfig()

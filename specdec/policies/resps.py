@@ -198,6 +198,7 @@ class RespsConfig(Config, RespsSettings):
     training here differs from `name`.
     """
 
+    policy_class = RespsPolicy
     name: str = "paper"
     temperature: float | None = 1.5  # 2.4, Table 4
     while_training: dict[str, Any] = field(  # 1.5, 2.3
@@ -235,9 +236,8 @@ class RespsConfig(Config, RespsSettings):
         total_steps=55_000,  # 2.3: 4,000 questions of about 14 intervals
     )
 
-    def policy(self, features_size: int, training: bool = False) -> RespsPolicy:
-        """The policy as it decodes or, training, as it learns."""
-        return self.made(RespsPolicy, training, features_size=features_size)
+    def policy(self, features_size: int, training: bool = False) -> Any:  # type: ignore[override]
+        return super().policy(training, features_size=features_size)
 
 
 PAPER = RespsConfig()

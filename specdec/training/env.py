@@ -180,11 +180,10 @@ class Environment:
         self.each_turn = each_turn
         self._texts = np.random.default_rng(seed)
         self._random = np.random.default_rng(seed if each_turn is None else each_turn)
-        # 3. transitions (action, observation, cycles, done), and None where a turn ended, until the
-        # buffer has room
+        # 3. transitions (action, observation, cycles, whether an episode begins) that wait for room
         self.pending: deque = deque()
         self.filled = 0  # rows of its column in the buffer
-        self.starts = True  # whether the next row begins an episode
+        self._starts = True  # whether the next transition begins an episode
         self._before: list[Cycle] = []
         self._first = True
         # 4. the first question
@@ -209,10 +208,11 @@ class Environment:
         transitions = [(observation, rows, over)]
         if self.task.credit is not None:
             transitions = self.task.credit(observation, rows, self._before, self._first, ended)
-        for transition in transitions:
-            self.pending.append((action, *transition))
+        for state, of_state, done in transitions:
+            self.pending.append((action, state, of_state, self._starts))
+            self._starts = done
         if ended:
-            self.pending.append(None)
+            self._starts = True
             if self.each_turn is not None:
                 self._random = np.random.default_rng(self.each_turn)
         # 3. the cycles of the new turn that precede its first decision
@@ -223,6 +223,14 @@ class Environment:
             self._before.append(row)
         self._first = ended
         return cycles
+
+    @property
+    def following(self) -> tuple[np.ndarray, bool]:
+        """The observation after those in the buffer, and whether an episode begins with it."""
+        if not self.pending:
+            return self.observation, self._starts
+        _, observation, _, starts = self.pending[0]
+        return observation, starts
 
     def close(self) -> None:
         if self._steps is not None:

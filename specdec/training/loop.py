@@ -11,8 +11,8 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -289,21 +289,23 @@ def generators(torch_seed: int, numpy_seed: int | None = None):
 
 @contextmanager
 def undisturbed():
-    """A training's surroundings: gradients, float32, and random numbers that may be reseeded.
+    """A training's surroundings: gradients, float32, the CPU, and generators that may be reseeded.
 
     What the caller has set, and their random numbers, are as before after the block.
     """
-    dtype = torch.get_default_dtype()
-    state = random.getstate()  # stable-baselines3 seeds Python's generator too
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    precision = torch.autocast(device, enabled=False)
-    with generators(0), precision, torch.inference_mode(False), torch.enable_grad():
+    with ExitStack() as stack:
+        # stable-baselines3 seeds Python's generator too
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(dtype)
-            random.setstate(state)
+        # a device of one's own slows every call down, so only against another one
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        for device in ("cpu", "cuda")[: 1 + torch.cuda.is_available()]:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        for surrounding in (generators(0), torch.inference_mode(False), torch.enable_grad()):
+            stack.enter_context(surrounding)
+        yield
 
 
 def check_finite(tensors: Iterable[Tensor]) -> None:
@@ -328,11 +330,6 @@ def descend(optimizer, loss: Tensor, clip_norm: float | None = None) -> float:
         torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
     optimizer.step()
     return float(loss.detach())
-
-
-def batches(rows: int, size: int) -> Iterator[Tensor]:
-    """All row numbers in random order, `size` at a time."""
-    yield from torch.randperm(rows).split(size)
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:

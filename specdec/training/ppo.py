@@ -174,9 +174,12 @@ class Rollouts:
         idle = 0
         while active := [n for n, env in enumerate(self.envs) if env.filled < buffer.buffer_size]:
             observations = np.stack([self.envs[column].observation for column in active])
-            logits = action_logits(policy, self.scaled(observations))
+            with torch.no_grad():
+                inputs = torch.from_numpy(self.scaled(observations))
+                logits = policy.action_net(policy.mlp_extractor.forward_actor(inputs))
+            loop.check_finite([logits])
             idle += 1
-            for column, row in zip(active, logits, strict=True):
+            for column, row in zip(active, logits.numpy(), strict=True):
                 env = self.envs[column]
                 finished += env.step(env.draw(row))
                 if self._take(env, column, buffer, reward):
@@ -190,15 +193,14 @@ class Rollouts:
         shape = buffer.values.shape
         observations = torch.from_numpy(buffer.observations.reshape(-1, *buffer.obs_shape))
         actions = torch.from_numpy(buffer.actions.reshape(-1))
-        # the observation after a column's last row may be queued already
-        following = [e.pending[0][1] if e.pending else e.observation for e in self.envs]
+        following, starts = zip(*(env.following for env in self.envs), strict=True)
         policy.set_training_mode(False)
         with torch.no_grad():
             values, log_probs, entropy = policy.evaluate_actions(observations, actions)
             last_values = policy.predict_values(torch.from_numpy(self.scaled(np.stack(following))))
         buffer.values[:] = values.numpy().reshape(shape)
         buffer.log_probs[:] = log_probs.numpy().reshape(shape)
-        self.following = (last_values, np.array([env.starts for env in self.envs]))
+        self.following = (last_values, np.array(starts))
         # 3. sums for the curve
         spent = sum(getattr(row, lap) for row in finished for lap in reward.laps)
         return {
@@ -217,21 +219,14 @@ class Rollouts:
     def _take(self, env: Environment, column: int, buffer, reward: Reward) -> bool:
         """Move pending transitions into the environment's column, if there is room; whether any."""
         before = env.filled
-        while env.pending:
-            if env.pending[0] is None:  # a turn ended
-                env.pending.popleft()
-                env.starts = True
-                continue
-            if env.filled == buffer.buffer_size:
-                break
-            action, observation, rows, done = env.pending.popleft()
+        while env.pending and env.filled < buffer.buffer_size:
+            action, observation, rows, starts = env.pending.popleft()
             place = (env.filled, column)
             buffer.observations[place] = self.scaled(observation)
             buffer.actions[place] = action
             buffer.rewards[place] = reward(rows)
-            buffer.episode_starts[place] = env.starts
+            buffer.episode_starts[place] = starts
             env.filled += 1
-            env.starts = done
         return env.filled > before
 
 
@@ -254,39 +249,26 @@ def build_ppo(learner: Learned, config: PPOConfig, envs: int, seed: int):
     settings = {name: getattr(config, name) for name in names}
     activation = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}[config.activation]
     widths = {"pi": list(config.pi), "vf": list(config.vf)}
-    with loop.generators(0):  # leaves the caller's random numbers alone
-        model = PPO(
-            "MlpPolicy",
-            make_vec_env(Shapes, envs),
-            learning_rate=lambda remaining: learning_rate(config, 1 - remaining),
-            n_steps=config.n_steps // envs,
-            max_grad_norm=MAX_GRAD_NORM,
-            policy_kwargs={"net_arch": widths, "activation_fn": activation},
-            seed=seed,
-            device="cpu",
-            **settings,
-        )
+    model = PPO(
+        "MlpPolicy",
+        make_vec_env(Shapes, envs),
+        learning_rate=lambda remaining: learning_rate(config, 1 - remaining),
+        n_steps=config.n_steps // envs,
+        max_grad_norm=MAX_GRAD_NORM,
+        policy_kwargs={"net_arch": widths, "activation_fn": activation},
+        seed=seed,
+        device="cpu",
+        **settings,
+    )
     model.set_logger(Logger(folder=None, output_formats=[]))
     return model
 
 
 def learning_rate(config: PPOConfig, progress: float) -> float:
     """Linear warm-up from 0, then constant or linear to 0 at the end. progress: 0 to 1."""
-    factor = 1.0
-    if progress < config.warmup_frac:
-        factor = progress / config.warmup_frac
-    elif config.linear_decay:
-        factor = (1 - progress) / (1 - config.warmup_frac)
-    return config.learning_rate * factor
-
-
-def action_logits(policy, observations: np.ndarray) -> np.ndarray:
-    """float32 [B, actions] of a stable-baselines3 MlpPolicy for observations float32 [B, O]."""
-    inputs = torch.from_numpy(np.ascontiguousarray(observations))
-    with torch.no_grad():
-        logits = policy.action_net(policy.mlp_extractor.forward_actor(inputs))
-    loop.check_finite([logits])
-    return logits.numpy()
+    rise = progress / config.warmup_frac if config.warmup_frac else 1.0
+    fall = (1 - progress) / (1 - config.warmup_frac) if config.linear_decay else 1.0
+    return config.learning_rate * min(1.0, rise, fall)
 
 
 def export(policy, activation: str, scale=None) -> Network:

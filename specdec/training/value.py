@@ -24,13 +24,12 @@ from specdec import runs
 from specdec.core.policy import Policy, Static
 from specdec.core.records import SIZE, Question
 from specdec.core.tree_config import TreeConfig, pool_size
-from specdec.costs.calibrate import calibrate, measured_answer_ms
+from specdec.costs.calibrate import measured_answer_ms
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_number
 from specdec.policies import value as controller
 from specdec.policies.base import chose
 from specdec.policies.value import AcceptanceModel, ValueConfig, ValuePolicy
-from specdec.replays.record import record
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static
 from specdec.replays.trace import NEVER, Trace
@@ -111,7 +110,7 @@ def _untrained(trace: Trace, config: ValueConfig) -> ValuePolicy:
             why = f"this recording holds no {name}"
             raise SpecdecError(f'{why}; record with features=True or pass probe="none".')
     deepest = min(trace.depth_of(config.top_k), config.most_expansions)
-    return config.made(ValuePolicy, most_expansions=deepest, probe=probe)
+    return config.policy(most_expansions=deepest, probe=probe)
 
 
 def train_recording(
@@ -305,7 +304,12 @@ def fit_model(
     random = np.random.default_rng(seed)
     levels = examples.inputs.levels
     torch.manual_seed(seed)
-    net = Net(config, *_moments(examples, random), examples.policy.probe != "none")
+    sample = examples.sample(2000)
+    random.shuffle(sample)
+    parts = [examples.batch(sample[level::levels], level) for level in range(levels)]
+    inputs, features, accepted = map(np.concatenate, zip(*parts, strict=True))
+    scales = [(array.mean(0), array.std(0) + 0.05) for array in (inputs, features)]
+    net = Net(config, *scales, accepted.mean(0), examples.policy.probe != "none")
     rates = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     optimizer = torch.optim.AdamW(net.parameters(), **rates)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps)
@@ -346,17 +350,6 @@ def _loss(net: Net, level: int, *arrays: np.ndarray):
     # what is above has been decided
     still_open = net(inputs, features).view(accepted.shape)[:, level:]
     return nn.functional.mse_loss(still_open, accepted[:, level:])
-
-
-def _moments(examples: Examples, random) -> tuple[tuple, tuple, np.ndarray]:
-    """(mean, deviation) of inputs over all levels and of features, and the mean answer."""
-    levels = examples.inputs.levels
-    sample = examples.sample(2000)
-    random.shuffle(sample)
-    parts = [examples.batch(sample[level::levels], level) for level in range(levels)]
-    inputs, features, accepted = (np.concatenate(part) for part in zip(*parts, strict=True))
-    scales = [(array.mean(0), array.std(0) + 0.05) for array in (inputs, features)]
-    return scales[0], scales[1], accepted.mean(0)
 
 
 def fit_ensemble(examples: Examples, config: ValueConfig, seed: int, progress: bool, distil=True):
@@ -419,19 +412,6 @@ def reprice(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> V
     moved = tune_schedule(moved, trace, costs, policy_ms)
     moved.trained_for = {**policy.trained_for, "costs": costs.name, "rate": rate}
     return moved
-
-
-def reprice_here(policy: ValuePolicy, pair, *, suites=(), limit=10, seconds=45.0):
-    """(`reprice` of the policy on this machine, its costs).
-
-    limit: prompts of each suite to record. seconds: how long to measure.
-    """
-    costs = calibrate(pair, seconds=seconds)
-    widths = (policy.top_k,)
-    tree = {"top_ks": widths, "trees": widths, "depth": policy.most_expansions}
-    trace = record(pair, suites, limit=limit, name="reprice", max_new_tokens=64, **tree)
-    part = "tune" if (trace.turns["part"] == "tune").any() else "train"
-    return reprice(policy, trace.select(part=part), costs, pair), costs
 
 
 def evaluation_ms(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> float:
