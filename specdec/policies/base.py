@@ -95,15 +95,8 @@ class Rule(Policy):
     """A policy that consists of its settings (dataclass fields) and can be saved and loaded.
 
     trained_for: pair, costs, config and choices, written by training or tuning; elsewhere the
-    policy warns. Only classes of this folder are known by name, so a file cannot name any other.
+    policy warns.
     """
-
-    classes: ClassVar[dict[str, type[Rule]]] = {}
-
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
-        if cls.__module__.startswith("specdec.policies."):
-            Rule.classes[cls.__name__] = cls
 
     def __post_init__(self) -> None:
         self.trained_for: dict[str, Any] = {}
@@ -400,14 +393,17 @@ def combine(depth_policy: Any, size_policy: Any) -> Chain:
 
 def _load_one(folder: Path) -> Any:
     """The policy of one policy.json. Warns about costs from another machine."""
-    # 1. the class and its settings; a class is known once its module is imported
+    # 1. the class and its settings; a file can only name a class of this folder
     path = folder / "policy.json"
     record = stored.read_json(path, stored.PolicyFile, ADVICE, SCHEMA)
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        importlib.import_module(f"specdec.policies.{module.name}")
-    name = check_name(f"policy in {path}", record["class"], Rule.classes)
+    classes: dict[str, type[Rule]] = {}
+    for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        for name, kind in vars(importlib.import_module(f"specdec.policies.{file.name}")).items():
+            if isinstance(kind, type) and issubclass(kind, Rule):
+                classes[name] = kind
+    name = check_name(f"policy in {path}", record["class"], classes)
     where = f"{path}, settings of {name}"
-    policy = stored.checked(Rule.classes[name], record["settings"], where, ADVICE)
+    policy = stored.checked(classes[name], record["settings"], where, ADVICE)
     # 2. the weights
     if isinstance(policy, Learned):
         weights = stored.check_file(record, folder, WEIGHTS, ADVICE)

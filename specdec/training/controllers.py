@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -137,8 +138,7 @@ def interval_credit(config: resps.RespsConfig, interval: int) -> Credit:
     return credit
 
 
-@dataclasses.dataclass(frozen=True)
-class LtdTrained:
+class LtdTrained(NamedTuple):
     """policy: depth and size after the last round. rounds: "iter0-size", "iter0-depth", ... the
     policies as trained; "iter0", "iter1", ... the combined ones after each iteration.
     """
@@ -237,43 +237,29 @@ def reward_of(config, source: ReplaySource, constants: list[list[TreeConfig]]) -
 
 
 def train_system(
-    system: str,
-    trace: Trace,
-    costs: CostModel,
-    *,
-    out_dir: Path,
-    preset: str = "ours",
-    steps: int | None = None,
-    seed: int = 0,
-    paper: bool = False,
-    resume: bool = True,
-    variant: str = "max_entropy",
-    changes: dict | None = None,
+    system, trace, costs, *, preset="ours", variant="max_entropy", steps=None, changes=(), **options
 ):
     """Train "resps", "ltd", "radar" or "ours" on a recording; policies are written to out_dir.
 
-    steps: the length (`LENGTHS`) in place of the preset's. paper: LTD's decisions as in the paper.
-    resume: False starts over. variant: of Re-SpS (`resps.VARIANTS`). changes: of the config, as in
-    `changed`. Several trainings at once are tasks of `specdec.parallel.parallel`.
+    variant: of Re-SpS (`resps.VARIANTS`). steps: the length (`LENGTHS`) in place of the preset's.
+    changes: of the config, as in `changed`. options: out_dir, seed and, but for ours, resume=False
+    to start over. Several trainings at once are tasks of `specdec.parallel.parallel`.
     """
     # 1. the config, with this length and changed
     lengths = LENGTHS[check_name("system", system, SYSTEMS)]
-    changes = {**dict.fromkeys(lengths if steps else (), steps), **(changes or {})}
+    changes = dict.fromkeys(lengths if steps else (), steps) | dict(changes)
     configs = {
         "resps": named(variant, resps.VARIANTS, "Re-SpS's variants"),
-        "ltd": ltd.CONFIGS if paper else ltd.LAPTOP,
+        "ltd": ltd.LAPTOP,
         "radar": radar.controller.CONFIGS,
         "ours": {preset: value.ValueConfig()},
     }
     config = changed(named(preset, configs[system], system), changes)
-    # 2. the training; ours takes a minute and cannot be resumed
-    if system == "ours":
-        return value.train_recording(trace, costs, config, seed=seed, out_dir=out_dir)
-    options = {"seed": seed, "out_dir": out_dir, "resume": resume}
     if system == "resps":
         config = recorded_grid(config, trace)
-        return train_resps(trace, costs, config, **options)
-    train = train_ltd if system == "ltd" else radar.train_radar
+    # 2. the training
+    trainings = {"resps": train_resps, "ltd": train_ltd, "radar": radar.train_radar}
+    train = trainings.get(system, value.train_recording)
     return train(trace, costs, config, **options)
 
 

@@ -20,7 +20,7 @@ import torch
 
 from specdec.core.cycle import cycle
 from specdec.core.engine import LiveEngine
-from specdec.core.policy import largest
+from specdec.core.policy import Chain
 from specdec.core.protocols import at_once
 from specdec.core.records import Cycle
 from specdec.core.verification import Picker
@@ -171,10 +171,9 @@ class Environment:
         # 1. policies and source of its own
         self.task = task
         self.learner = copy.deepcopy(learner)
-        self.others = task.others(seed) if callable(task.others) else copy.deepcopy(task.others)
-        self._policies = [self.learner] if self.others is None else [self.learner, self.others]
-        self._asks = frozenset().union(*(policy.asks for policy in self._policies))
-        self._limits = largest([policy.limits for policy in self._policies])
+        others = task.others(seed) if callable(task.others) else copy.deepcopy(task.others)
+        partners = () if others is None else (others,)
+        self._policy = Chain(self.learner, *partners)
         self._source = copy.copy(task.source)
         # 2. random numbers of texts and of actions
         self.each_turn = each_turn
@@ -241,9 +240,8 @@ class Environment:
         self._steps = None  # of the cycle that has begun
         self._engine = None
         while self._engine is None or self._engine.finished:
-            self._engine = self._source.next(self._texts, self._limits)
-            for policy in self._policies:
-                policy.reset()
+            self._engine = self._source.next(self._texts, self._policy.limits)
+            self._policy.reset()
 
     def _advance(self, answer) -> tuple[list[Cycle], bool]:
         """Answer, run to the learner's next question: (finished cycles, whether a turn ended)."""
@@ -253,22 +251,21 @@ class Environment:
             # 1. to the cycle's next question, or its end
             try:
                 if self._steps is None:
-                    self._steps = at_once(cycle(self._engine, self._asks, self.learner.plan))
+                    self._steps = at_once(cycle(self._engine, self._policy.asks, self._policy.plan))
                     answer = None  # a generator starts with None
                 question = self._steps.send(answer)
             except StopIteration as finished:
                 row = self._source.priced(finished.value)
                 rows.append(row)
                 self._steps = None
-                for policy in self._policies:
-                    policy.observe(row)
+                self._policy.observe(row)
                 if self._engine.finished:
                     ended = True
                     self._open_turn()
                 continue
             # 2. the answer: of a partner, of the learner now, or of its fixed rule
             if question.kind not in self.learner.asks:
-                answer = self.others.answer(question)
+                answer = self._policy.answer(question)
             elif self.learner.decides(question):
                 self._question = question
                 # a copy: builders reuse buffers

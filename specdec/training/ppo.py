@@ -64,7 +64,7 @@ def train_policy(
     assert isinstance(task.source, ReplaySource) or options.envs == 1, "one live text at a time"
     seed = options.seed
     model = build_ppo(learner, ppo, options.envs, seed)
-    state = State(learner.observation_size)
+    state = fresh_state(learner.observation_size)
     best = loop.Best()
     segment_steps = ppo.n_steps * max(1, round(options.segment_steps / ppo.n_steps))
     settings = {**_settings(learner, task, options), "ppo": ppo, "judge": judge is not None}
@@ -104,7 +104,7 @@ def train_policy(
     return learner
 
 
-def iteration(model, rollouts: Rollouts, state: State, config: PPOConfig, steps: int) -> dict:
+def iteration(model, rollouts: Rollouts, state, config: PPOConfig, steps: int) -> dict:
     """One iteration of PPO after `steps` decisions; returns its row of the curve."""
     buffer = model.rollout_buffer
     reward = rollouts.task.reward
@@ -317,14 +317,13 @@ class RunningMoments(torch.nn.Module):
         return self.mean.numpy().astype(np.float32), deviation.astype(np.float32)
 
 
-class State(torch.nn.Module):
-    """Running moments, and tokens and time of recent rollouts."""
-
-    def __init__(self, observation_size: int):
-        super().__init__()
-        self.observations = RunningMoments(observation_size)
-        self.rewards = RunningMoments(1)
-        self.register_buffer("rate_sums", torch.zeros(2, dtype=torch.float64))
+def fresh_state(observation_size: int) -> torch.nn.Module:
+    """Running moments of `observations` and `rewards`, and tokens and time of recent rollouts."""
+    state = torch.nn.Module()
+    state.observations = RunningMoments(observation_size)
+    state.rewards = RunningMoments(1)
+    state.register_buffer("rate_sums", torch.zeros(2, dtype=torch.float64))
+    return state
 
 
 def _hash_of(network: Network) -> str:

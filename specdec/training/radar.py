@@ -144,7 +144,7 @@ def from_trace(trace: Trace, *, exact=None, flat_nodes=None, tree: TreeConfig = 
     states = np.stack([controller.best_scores(level, tree=tree) for level in levels], axis=1)
     # 3. where they come from
     prompt = trace.turns.groupby(["suite", "prompt"], sort=False).ngroup().to_numpy()
-    prompts = np.repeat(prompt, trace.turns["positions"].to_numpy())[rows]
+    prompts = np.repeat(prompt, trace.turns["positions"].to_numpy())[rows].astype(np.int32)
     names = ("key", "pair", "pair_key", "dtype", "temperature", "seed")
     header = {name: trace.header.get(name) for name in names}
     header |= {"flat_nodes": flat_nodes, "exact": recorded is not None}

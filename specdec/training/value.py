@@ -114,11 +114,11 @@ def _untrained(trace: Trace, config: ValueConfig) -> ValuePolicy:
 
 
 def train_recording(
-    trace: Trace, costs: CostModel, config: ValueConfig, *, seed: int, out_dir: Path
+    trace: Trace, costs: CostModel, config: ValueConfig, *, out_dir: Path, seed=0, resume=True
 ) -> ValuePolicy:
     """Train on the beam of the tree that is fastest at these costs; writes policy and curve.
 
-    Only beams whose whole trees were recorded are considered.
+    Only beams whose whole trees were recorded are considered. resume: it always starts over.
     """
     top_ks = trace.header["trees"]
     if not top_ks:
