@@ -122,7 +122,7 @@ class Rule(Policy):
         record = {"schema": SCHEMA, "class": type(self).__name__, "settings": self.settings()}
         record["trained_for"] = self.trained_for
         # policy.json holds a hash of the weights, so they are written first
-        sealed = []
+        sealed = (WEIGHTS,) if isinstance(self, Learned) else ()
         if isinstance(self, Learned):
             arrays = self.trained_network().arrays()
             if not all(np.isfinite(array).all() for array in arrays.values()):
@@ -130,7 +130,6 @@ class Rule(Policy):
                 raise SpecdecError(f"{why}, so it is not saved; train with a lower learning rate.")
             with runs.atomic(folder / WEIGHTS) as temporary:
                 save_file(arrays, temporary)
-            sealed.append(WEIGHTS)
         runs.write_json(folder / "policy.json", record, sealed)
         return folder
 

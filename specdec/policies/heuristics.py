@@ -213,9 +213,8 @@ class ResidualNetwork:
     NAMES = ("gate.weight", "gate.bias", "skip.weight", "skip.bias", "head.weight", "head.bias")
 
     def __init__(self, arrays: dict[str, np.ndarray]):
-        self._arrays = {}
-        for name in self.NAMES:
-            self._arrays[name] = np.ascontiguousarray(arrays[name], dtype=np.float32)
+        parts = [np.ascontiguousarray(arrays[name], dtype=np.float32) for name in self.NAMES]
+        self._arrays = dict(zip(self.NAMES, parts, strict=True))
         self.width = self._arrays["gate.weight"].shape[1]
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:

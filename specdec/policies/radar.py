@@ -48,9 +48,7 @@ class LstmNetwork:
     def __init__(self, arrays: dict[str, np.ndarray]):
         if {name: array.shape for name, array in arrays.items()} != SHAPES:
             raise SpecdecError(f"these are not RADAR's weights; expected {SHAPES}.")
-        weights = {}
-        for name, array in arrays.items():
-            weights[name] = np.ascontiguousarray(array, dtype=np.float32)
+        weights = {name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in SHAPES}
         self._arrays = weights
         # One matrix for both inputs; gates i, f, o halved, so that a single tanh suffices:
         # sigmoid(x) = tanh(x / 2) / 2 + 1/2.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +28,9 @@ from specdec.policies.base import Learned
 from specdec.replays.replay import ReplayEngine
 
 LAPS = ("draft_ms", "policy_ms", "verify_ms", "commit_ms", "host_ms")
+# The kinds of rewards and their units of time: seconds in Re-SpS (1.4), 10 ms in LTD (1.5).
+UNITS_MS = {"mean_of_ratios": 1e3, "ratio_of_sums": 1e3}
+UNITS_MS |= dict.fromkeys(("throughput", "accepted", "time_cost", "lagrangian"), 10.0)
 # Cycles without a decision after which a training gives up. Every system decides in every turn, and
 # turns of many recordings have less than a hundred cycles.
 MOST_UNDECIDED = 2000
@@ -38,34 +40,38 @@ MOST_UNDECIDED = 2000
 class Reward:
     """The reward of a decision, from the cycles that finished before the next one.
 
-    kind: "ratio" (kept_tok / time: the papers' E[L / T]), "lagrangian" (kept_tok - rate * time:
-    maximises E[L] / E[T] when rate is the throughput reached), "accepted" (kept_tok) or "time"
-    (-time).
+    kind: a name of UNITS_MS. Of kept_tok / time, the papers' E[L / T], there are three:
+    "throughput", "ratio_of_sums" and "mean_of_ratios" of the cycles. "lagrangian", kept_tok -
+    rate * time, maximises E[L] / E[T] when rate is the throughput reached. "accepted" is kept_tok,
+    "time_cost" is -time.
     """
 
-    kind: str = "ratio"
-    mean: bool = False  # average the cycles' own rewards (Re-SpS Eq. 5)
+    kind: str = "throughput"
     laps: tuple[str, ...] = LAPS  # the parts of a cycle that count as time
-    unit_ms: float = 10.0  # of time
     rate: float = 0.0  # tokens per unit, for "lagrangian"
 
     def __post_init__(self):
-        check_fields(self, unit_ms=(1e-9, math.inf))
-        check_name("reward", self.kind, ("ratio", "lagrangian", "accepted", "time"))
+        check_fields(self)
+        check_name("reward", self.kind, UNITS_MS)
+
+    def time(self, rows: list[Cycle]) -> float:
+        """The time of `rows` in the kind's unit."""
+        return sum(getattr(row, lap) for row in rows for lap in self.laps) / UNITS_MS[self.kind]
 
     def __call__(self, rows: list[Cycle]) -> float:
         """The reward for `rows`; 0 while none has finished."""
         if not rows:
             return 0.0
-        if self.mean and len(rows) > 1:
+        if self.kind == "mean_of_ratios" and len(rows) > 1:
             return sum(self([row]) for row in rows) / len(rows)
         tokens = sum(row.kept_tok for row in rows)
         if self.kind == "accepted":
             return float(tokens)
-        time = sum(getattr(row, lap) for row in rows for lap in self.laps) / self.unit_ms
-        if self.kind == "ratio":
-            return tokens / max(time, 1e-9)
-        return -time if self.kind == "time" else tokens - self.rate * time
+        if self.kind == "time_cost":
+            return -self.time(rows)
+        if self.kind == "lagrangian":
+            return tokens - self.rate * self.time(rows)
+        return tokens / max(self.time(rows), 1e-9)
 
 
 class ReplaySource:

@@ -121,10 +121,6 @@ class TrainingRun:
             why = f"{out_dir} holds a run with other settings; repeat them"
             raise SpecdecError(f"{why}, choose another folder, or pass resume=False to start over.")
 
-    @property
-    def finished(self) -> bool:
-        return self.plan["finished"]
-
     def table(self) -> pd.DataFrame:
         return pd.DataFrame(self.rows)
 
@@ -162,7 +158,7 @@ class TrainingRun:
         factor(step, last step): the learning rate as a fraction of its peak. all_or_nothing: a
         checkpoint follows each step, otherwise every `save_s` seconds, and Ctrl-C.
         """
-        if self.finished:
+        if self.plan["finished"]:
             return
         self._began_s = time.perf_counter() - self.elapsed_s
         saved_s = time.perf_counter()
@@ -233,7 +229,7 @@ class TrainingRun:
 
     def finish(self, **results) -> None:
         """Mark the plan as finished and store `results` in it."""
-        if not self.finished:
+        if not self.plan["finished"]:
             self.plan |= {"finished": True, "steps_done": self.step, "elapsed_s": self.elapsed_s}
             self.plan["results"] = results
             runs.write_json(self.plan_path, self.plan)

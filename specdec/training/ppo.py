@@ -20,7 +20,7 @@ import torch
 
 from specdec import runs
 from specdec.core.records import Cycle
-from specdec.errors import SpecdecError, check_fields
+from specdec.errors import SpecdecError
 from specdec.models.pairs import describe_pair
 from specdec.policies.base import Learned, Network, PPOConfig
 from specdec.training import loop
@@ -47,9 +47,6 @@ class RunOptions:
     trained_for: dict = dataclasses.field(default_factory=dict)
     progress: bool = True
     resume: bool = True
-
-    def __post_init__(self):
-        check_fields(self, envs=(1, math.inf))
 
 
 @loop.undisturbed()
@@ -109,8 +106,7 @@ def iteration(model, rollouts: Rollouts, state, config: PPOConfig, steps: int) -
     buffer = model.rollout_buffer
     reward = rollouts.task.reward
     # 1. act
-    if config.normalise_observations:
-        rollouts.scale = state.observations.scale()
+    rollouts.scale = state.observations.scale()
     tokens, spent = state.rate_sums.tolist()
     if reward.kind == "lagrangian" and spent:
         # a constant reaches the reward's own rate
@@ -146,13 +142,13 @@ def iteration(model, rollouts: Rollouts, state, config: PPOConfig, steps: int) -
 class Rollouts:
     """Fills stable-baselines3's rollout buffer from the new environments of a segment.
 
-    scale: (mean, deviation) of observations, or None. following: what comes after the buffer's
-    last row: the critic's values, and whether an episode begins.
+    scale: mean and deviation, by which observations are normalised. following: what comes after
+    the buffer's last row: the critic's values, and whether an episode begins.
     """
 
     def __init__(self, learner: Learned, task: Task, options: RunOptions, segment: int):
         self.task = task
-        self.scale: tuple[np.ndarray, np.ndarray] | None = None
+        self.scale = (np.zeros(1, np.float32), np.ones(1, np.float32))
         self.following: tuple[torch.Tensor, np.ndarray]
         # the run's seed: the same draws in every turn of every environment
         each_turn = options.seed if task.reseed_each_turn else None
@@ -202,18 +198,15 @@ class Rollouts:
         buffer.log_probs[:] = log_probs.numpy().reshape(shape)
         self.following = (last_values, np.array(starts))
         # 3. sums for the curve
-        spent = sum(getattr(row, lap) for row in finished for lap in reward.laps)
         return {
             "reward": float(buffer.rewards.mean()),
             "entropy": float(entropy.mean()),
             "new_tok": sum(row.kept_tok for row in finished),
             "total_ms": sum(row.total_ms for row in finished),
-            "time": spent / reward.unit_ms,
+            "time": reward.time(finished),
         }
 
     def scaled(self, observations: np.ndarray) -> np.ndarray:
-        if self.scale is None:
-            return observations
         return (observations - self.scale[0]) / self.scale[1]
 
     def _take(self, env: Environment, column: int, buffer, reward: Reward) -> bool:
@@ -232,7 +225,7 @@ class Rollouts:
 
 def build_ppo(learner: Learned, config: PPOConfig, envs: int, seed: int):
     """stable-baselines3's PPO, whose own environments only state shapes."""
-    if config.n_steps % envs:
+    if envs < 1 or config.n_steps % envs:
         why = f"n_steps={config.n_steps} must divide among envs={envs}"
         raise SpecdecError(f"{why}; choose a divisor.")
     # imported only for training: they take seconds
@@ -271,7 +264,7 @@ def learning_rate(config: PPOConfig, progress: float) -> float:
     return config.learning_rate * min(1.0, rise, fall)
 
 
-def export(policy, activation: str, scale=None) -> Network:
+def export(policy, activation: str, scale: tuple[np.ndarray, np.ndarray]) -> Network:
     """The actor of a stable-baselines3 MlpPolicy as a numpy Network.
 
     scale (mean, deviation) moves into its first layer, so that it reads raw observations.
@@ -282,9 +275,8 @@ def export(policy, activation: str, scale=None) -> Network:
         if isinstance(layer, torch.nn.Linear):
             weights.append(layer.weight.detach().double().numpy())
             biases.append(layer.bias.detach().double().numpy())
-    if scale is not None:
-        weights[0] = weights[0] / scale[1]
-        biases[0] = biases[0] - weights[0] @ scale[0]
+    weights[0] = weights[0] / scale[1]
+    biases[0] = biases[0] - weights[0] @ scale[0]
     return Network(weights, biases, activation)
 
 

@@ -306,11 +306,6 @@ def throughput(probs: Tensor, batch: Rows) -> float:
     return float(new_tok.sum() / (probs * batch.latency_ms.double()).sum(1).sum())
 
 
-def rate_reached(network: nn.Module, batch: Rows, greedy: bool) -> float:
-    """The throughput of the network's decisions."""
-    return throughput(stop_probs(network, batch, greedy), batch)
-
-
 def constant_rates(batch: Rows) -> Tensor:
     """Float64 [8]: the throughput of always stopping after a expansions."""
     return (batch.expected.double() + 1).sum(0) / batch.latency_ms.double().sum(0)
@@ -417,7 +412,8 @@ class _Trainer:
         # 1. the value of time: tokens per ms that a constant can reach, or the policy has
         rate = self.constant_rate
         if config.objective == "lagrangian":
-            rate = max(rate, rate_reached(self.network, self.train, greedy=True))
+            likelier = stop_probs(self.network, self.train, greedy=True)
+            rate = max(rate, throughput(likelier, self.train))
         # 2. steps
         losses = []
         with seeded(self.seed, number):
@@ -429,7 +425,8 @@ class _Trainer:
         # 3. the best epoch is kept
         score = -held_out_loss
         if config.select_by == "throughput":
-            score = rate_reached(self.network, self.held_out, config.temperature is None)
+            probs = stop_probs(self.network, self.held_out, config.temperature is None)
+            score = throughput(probs, self.held_out)
         self.best.consider(self.network.state_dict(), score, number)
         likelier = stop_probs(self.network, self.held_out, greedy=True)
         return {

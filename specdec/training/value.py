@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -180,15 +181,13 @@ def cycle_starts(trace: Trace, costs: CostModel, policy: Policy, detours: int, s
     return np.array(rows), np.stack(histories)
 
 
-class Examples:
+class Examples(NamedTuple):
     """Cycle starts with the model's inputs and targets, in batches."""
 
-    def __init__(self, trace: Trace, policy: ValuePolicy, rows: np.ndarray, histories: np.ndarray):
-        self.trace = trace
-        self.policy = policy
-        self.inputs = policy.inputs
-        self.rows = rows
-        self.histories = histories
+    trace: Trace
+    policy: ValuePolicy
+    rows: np.ndarray
+    histories: np.ndarray
 
     def sample(self, count: int) -> np.ndarray:
         """At most `count` examples, evenly spaced."""
@@ -202,7 +201,7 @@ class Examples:
         trace = self.trace
         top_k = self.policy.top_k
         rows = self.rows[numbers]
-        before = self.inputs.before
+        before = self.policy.inputs.before
         expansions = level - before
         # 1. what the copies offer
         ranks = trace.ranks[top_k][rows]
@@ -212,10 +211,10 @@ class Examples:
             copied = trace.column("copied_scores")[rows]
             copied_ranks = trace.column("copied_ranks")[rows][:, None]
         # 2. the inputs
-        inputs = self.inputs.begin(trace.context_tok[rows], self.histories[numbers], copied)
+        inputs = self.policy.inputs.begin(trace.context_tok[rows], self.histories[numbers], copied)
         if expansions >= 0:
             scores = trace.column("scores", top_k)[rows, : pool_size(expansions, top_k)]
-            inputs = self.inputs.update(inputs, scores, expansions)
+            inputs = self.policy.inputs.update(inputs, scores, expansions)
         features = np.zeros((len(numbers), 1), np.float32)
         names = controller.PROBES[self.policy.probe]
         if names:
@@ -224,7 +223,7 @@ class Examples:
         # 3. the targets
         if before:
             ranks = np.concatenate((copied_ranks, ranks), 1)
-        ranks = ranks[:, : self.inputs.levels]
+        ranks = ranks[:, : self.policy.inputs.levels]
         sizes = np.array(self.policy.sizes, dtype=np.int16)
         accepted = (ranks[..., None] < sizes).sum(2, dtype=np.int16).astype(np.float32)
         return inputs, features, accepted
@@ -236,11 +235,8 @@ class Examples:
         held_out = names[: max(1, round(frac * len(names)))]
         turns = np.searchsorted(self.trace.turns["first"].to_numpy(), self.rows, side="right") - 1
         inside = np.isin(prompts, held_out)[turns]
-        sides = []
-        for mask in (~inside, inside):
-            rows = self.rows[mask]
-            sides.append(Examples(self.trace, self.policy, rows, self.histories[mask]))
-        return tuple(sides)
+        sides = (~inside, inside)
+        return tuple(self._replace(rows=self.rows[s], histories=self.histories[s]) for s in sides)
 
 
 class Net(nn.Module):
@@ -302,7 +298,7 @@ def fit_model(
     """
     # 1. the network and the held-out examples of every level
     random = np.random.default_rng(seed)
-    levels = examples.inputs.levels
+    levels = examples.policy.inputs.levels
     torch.manual_seed(seed)
     sample = examples.sample(2000)
     random.shuffle(sample)
@@ -365,7 +361,7 @@ def fit_ensemble(examples: Examples, config: ValueConfig, seed: int, progress: b
         curves.append(curve.assign(member=member))
         return arrays
 
-    shape = (examples.inputs.levels, len(examples.policy.sizes))
+    shape = (examples.policy.inputs.levels, len(examples.policy.sizes))
     members = [fitted(str(number), number, config) for number in range(ENSEMBLE)]
     network = AcceptanceModel(averaged(members), *shape)
     if distil:
@@ -420,9 +416,8 @@ def evaluation_ms(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None
     few = trace.select(np.arange(len(trace.turns)) < 4)
     questions = float(replay(few, policy, costs, keep_cycles=True).cycles["questions"].sum())
     evaluations = max(1, policy.evaluations - before)
-    if pair is None:
-        return answer_ms(trace, policy, costs) * questions / evaluations
-    return measured_answer_ms(pair, policy, costs) * questions / evaluations
+    where, timed = (trace, answer_ms) if pair is None else (pair, measured_answer_ms)
+    return timed(where, policy, costs) * questions / evaluations
 
 
 def ms_per_tok(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: float) -> float:

@@ -76,7 +76,7 @@ def train_drafter(
     described |= {"seed": budget.seed, "minutes": budget.minutes}
     described["steps"] = budget.steps_of(settings)
     training = TrainingRun(state_dir, described, resume)
-    if training.finished:
+    if training.plan["finished"]:
         return folder
     # 3. the target, its text, and the drafter before its first step: fresh, or that of start_from
     model, tokenizer = load_target(target, budget.place())
