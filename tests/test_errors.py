@@ -88,7 +88,7 @@ def test_numbers_out_of_range_are_refused():
     [
         (PPOConfig, dict(learning_rate=math.nan, gamma=1.5, n_steps=0, activation=3)),
         (ValueConfig, dict(noise=math.nan, dropout=7.0)),
-        (Reward, dict(unit_ms=0.0, rate=math.nan)),
+        (Reward, dict(rate=math.nan)),
         (Settings, dict(batch=0, passes=0, learning_rate=-1.0)),
         (Budget, dict(minutes=math.nan, steps=0)),
     ],

@@ -164,7 +164,8 @@ def beside_paper_tree(
     charged = {}
     for name, (policy, *_) in policies.items():
         if policy.state == "text":
-            timed = copy.deepcopy(policy).attach(encoder, lambda asked: "word " * asked.context_tok)
+            timed = copy.deepcopy(policy)
+            timed.attach(lambda asked: encoder("word " * asked.context_tok))
             charged[name] = answer_ms(test, timed, costs)
     # the paper's EAGLE-3, in place of the usual default
     baselines = Baselines.choose(trace, costs, defaults=(PAPER_TREES["resps"],))

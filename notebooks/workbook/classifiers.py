@@ -19,7 +19,7 @@ from specdec.errors import SpecdecError
 from specdec.policies import heuristics
 from specdec.policies.base import Network
 from specdec.replays.trace import Trace
-from specdec.training.loop import TrainingRun, batches, descend, seeded
+from specdec.training.loop import TrainingRun, descend, seeded
 
 KINDS = {"Disco": heuristics.Disco, "C2T": heuristics.C2T, "SpecDec++": heuristics.SpecDecPlus}
 EPOCHS = {"Disco": 50, "C2T": 50, "SpecDec++": 5}  # LTD's appendix A.1, and SpecDec++'s own
@@ -162,7 +162,7 @@ def fit(name, inputs, labels, out_dir, *, policy: dict, epochs=None, rate=1e-4, 
         total = right = 0
         # an epoch has its own order, so that a resumed one has it again
         with seeded(seed, number):
-            order = list(batches(len(truth), batch))
+            order = torch.randperm(len(truth)).split(batch)
         for part in order:
             logits = module(examples[row[part]]).gather(1, column[part, None])[:, 0]
             loss = nn.functional.binary_cross_entropy_with_logits(logits, truth[part])

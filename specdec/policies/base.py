@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
@@ -25,9 +24,8 @@ from specdec import machine, runs, stored
 from specdec.core.policy import Chain, Policy
 from specdec.core.records import Question
 from specdec.core.tree_config import Plan, TreeConfig, pool_size
-from specdec.errors import SpecdecError, check_fields, check_name, unreadable, warn
+from specdec.errors import SpecdecError, check_fields, check_name, warn
 
-P = TypeVar("P", bound="Rule")
 C = TypeVar("C")
 Q = TypeVar("Q", bound=Policy)
 L = TypeVar("L", bound="Learned")
@@ -97,15 +95,8 @@ class Rule(Policy):
     """A policy that consists of its settings (dataclass fields) and can be saved and loaded.
 
     trained_for: pair, costs, config and choices, written by training or tuning; elsewhere the
-    policy warns. Only classes of this folder are known by name, so a file cannot name any other.
+    policy warns.
     """
-
-    classes: ClassVar[dict[str, type[Rule]]] = {}
-
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
-        if cls.__module__.startswith("specdec.policies."):
-            Rule.classes[cls.__name__] = cls
 
     def __post_init__(self) -> None:
         self.trained_for: dict[str, Any] = {}
@@ -131,7 +122,7 @@ class Rule(Policy):
         record = {"schema": SCHEMA, "class": type(self).__name__, "settings": self.settings()}
         record["trained_for"] = self.trained_for
         # policy.json holds a hash of the weights, so they are written first
-        sealed = []
+        sealed = (WEIGHTS,) if isinstance(self, Learned) else ()
         if isinstance(self, Learned):
             arrays = self.trained_network().arrays()
             if not all(np.isfinite(array).all() for array in arrays.values()):
@@ -139,7 +130,6 @@ class Rule(Policy):
                 raise SpecdecError(f"{why}, so it is not saved; train with a lower learning rate.")
             with runs.atomic(folder / WEIGHTS) as temporary:
                 save_file(arrays, temporary)
-            sealed.append(WEIGHTS)
         runs.write_json(folder / "policy.json", record, sealed)
         return folder
 
@@ -340,19 +330,21 @@ class Config:
     training; its activation is that of `ppo`. A config is never changed in place: see `changed`.
     """
 
+    policy_class: ClassVar[type[Rule]]
+
     def __post_init__(self) -> None:
         check_fields(self, interval=(1, math.inf), stride=(1, math.inf))
 
-    def made(self, kind: type[P], training: bool = False, **settings: Any) -> P:
-        """A policy as it decodes or, training, as it learns; `settings` override single fields."""
+    def policy(self, training: bool = False, **settings: Any) -> Any:
+        """The policy as it decodes or, training, as it learns; `settings` override its fields."""
         fields = vars(self)
-        names = [field.name for field in dataclasses.fields(kind)]
+        names = [field.name for field in dataclasses.fields(self.policy_class)]
         shared = {name: fields[name] for name in names if name in fields}
         if "ppo" in fields:
             shared["activation"] = fields["ppo"].activation
         if training:
             shared.update(fields["while_training"])
-        return kind(**{**shared, **settings})
+        return self.policy_class(**{**shared, **settings})
 
 
 def shipped_folder(name: str) -> Path:
@@ -400,39 +392,27 @@ def combine(depth_policy: Any, size_policy: Any) -> Chain:
 
 def _load_one(folder: Path) -> Any:
     """The policy of one policy.json. Warns about costs from another machine."""
-    # 1. the class and its settings; a class is known once its module is imported
+    # 1. the class and its settings; a file can only name a class of this folder
     path = folder / "policy.json"
     record = stored.read_json(path, stored.PolicyFile, ADVICE, SCHEMA)
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        importlib.import_module(f"specdec.policies.{module.name}")
-    name = check_name(f"policy in {path}", record["class"], Rule.classes)
+    classes: dict[str, type[Rule]] = {}
+    for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        for name, kind in vars(importlib.import_module(f"specdec.policies.{file.name}")).items():
+            if isinstance(kind, type) and issubclass(kind, Rule):
+                classes[name] = kind
+    name = check_name(f"policy in {path}", record["class"], classes)
     where = f"{path}, settings of {name}"
-    policy = stored.checked(Rule.classes[name], record["settings"], where, ADVICE)
+    policy = stored.checked(classes[name], record["settings"], where, ADVICE)
     # 2. the weights
     if isinstance(policy, Learned):
         weights = stored.check_file(record, folder, WEIGHTS, ADVICE)
-        policy.network = _network_of(policy, weights)
+        policy.network = policy.build_network(load_file(weights))
     policy.trained_for = record["trained_for"]
     # 3. costs are named after a machine: name@machine
     priced_for = getattr(policy, "priced_for", "")
     costs = priced_for or policy.trained_for.get("costs", "")
     if costs and costs.partition("@")[2] != machine.short_name(machine.speed_facts()):
-        advice = "run specdec.training.value.reprice_here on it" if priced_for else "train it"
+        advice = "run specdec.training.value.reprice on it" if priced_for else "train it"
         why = f"the policy in {folder} uses the costs {costs!r} of another machine"
         warn(f"{why}; the text stays right, but for speed {advice} here.")
     return policy
-
-
-def _network_of(policy: Learned, path: Path) -> Any:
-    """The network from stored arrays: exactly those needed, of matching shapes, all finite."""
-    try:
-        arrays = load_file(path)
-        network = policy.build_network(arrays)
-        width = getattr(network, "width", policy.observation_size)
-        if policy.observation_size not in (0, width) or set(arrays) != set(network.arrays()):
-            raise ValueError("arrays of other settings")
-        if not all(np.isfinite(array).all() for array in arrays.values()):
-            raise ValueError("a weight is not finite")
-    except (OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
-        raise unreadable(path, error, f"a {type(policy).__name__}", ADVICE) from error
-    return network

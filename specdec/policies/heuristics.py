@@ -213,9 +213,8 @@ class ResidualNetwork:
     NAMES = ("gate.weight", "gate.bias", "skip.weight", "skip.bias", "head.weight", "head.bias")
 
     def __init__(self, arrays: dict[str, np.ndarray]):
-        self._arrays = {}
-        for name in self.NAMES:
-            self._arrays[name] = np.ascontiguousarray(arrays[name], dtype=np.float32)
+        parts = [np.ascontiguousarray(arrays[name], dtype=np.float32) for name in self.NAMES]
+        self._arrays = dict(zip(self.NAMES, parts, strict=True))
         self.width = self._arrays["gate.weight"].shape[1]
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
@@ -305,9 +304,7 @@ class CopyGate(Rule):
         self.limits = self.plan.limits
         if self.copied_tokens > total_tokens:
             # room for the copies' rows; the drafter itself is asked for the tree at most
-            width = max(top_k, self.copied_tokens)
-            room = TreeConfig(self.copied_tokens, max(depth, 1), width)
-            self.limits = largest([self.limits, room])
+            self.limits = largest([self.limits, self.copied.limits])
         self.reset()
 
     def reset(self) -> None:

@@ -288,27 +288,21 @@ _PPO = PPOConfig(  # 1.4 [P]
 class DepthConfig(Config, DepthSettings):
     """The depth policy's settings, those that differ in training, and its PPO."""
 
+    policy_class = DepthPolicy
     while_training: dict[str, Any] = field(default_factory=dict)
     ppo: PPOConfig = _PPO
-
-    def policy(self, training: bool = False) -> DepthPolicy:
-        """The policy as it decodes or, training, as it learns."""
-        return self.made(DepthPolicy, training)
 
 
 @dataclass(unsafe_hash=True)
 class SizeConfig(Config, SizeSettings):
     """The size policy's settings, those that differ in training, and its PPO."""
 
+    policy_class = SizePolicy
     drafted: int | None = 8  # Tables 2 and 4
     while_training: dict[str, Any] = field(default_factory=lambda: {"drafted": None})  # 3.2
     # 2.3; Table 10 compares pi of (1024,), (1024, 256) and (1024, 512, 256).
     # Episodes of one step: gamma has no effect.
     ppo: PPOConfig = replace(_PPO, pi=(1024, 256), gamma=0.9, total_steps=100_000)
-
-    def policy(self, training: bool = False) -> SizePolicy:
-        """The policy as it decodes or, training, as it learns."""
-        return self.made(SizePolicy, training)
 
 
 @dataclass(frozen=True)
@@ -346,53 +340,51 @@ class LtdConfig:
 PAPER = LtdConfig()
 _SCRIPT: dict[str, Any] = dict(n_steps=128, batch_size=64, n_epochs=1, learning_rate=3e-4)
 _SCRIPT |= dict(gamma=0.99, ent_coef=0.0, activation="tanh")
-OFFICIAL = replace(
+OFFICIAL = changed(
     PAPER,
-    name="official",
-    depth=replace(
-        PAPER.depth,
-        stride=3,  # trees 3, 6, 9 or 12 deep
-        constant_length=True,
-        total_tokens=60,
-        first_depth=8,
-        while_training=dict(
+    {
+        "name": "official",
+        "depth.stride": 3,  # trees 3, 6, 9 or 12 deep
+        "depth.constant_length": True,
+        "depth.total_tokens": 60,
+        "depth.first_depth": 8,
+        "depth.while_training": dict(
             stride=1, constant_length=False, total_tokens=61, first_depth=5, ask_at_zero=True
         ),
-        ppo=replace(PAPER.depth.ppo, **_SCRIPT, total_steps=100_000),
-    ),
-    size=replace(
-        PAPER.size, sizes=OFFICIAL_SIZES, first_nodes=59, ppo=replace(PAPER.size.ppo, **_SCRIPT)
-    ),
-    random_depth=False,
-    select=False,
-    deviations=(
-        *PAPER.deviations,
-        "the first tree of a turn of the size policy's training is as deep as the others, not 5"
-        " (3.1)",
-    ),
+        "depth.ppo": replace(PAPER.depth.ppo, **_SCRIPT, total_steps=100_000),
+        "size.sizes": OFFICIAL_SIZES,
+        "size.first_nodes": 59,
+        "size.ppo": replace(PAPER.size.ppo, **_SCRIPT),
+        "random_depth": False,
+        "select": False,
+        "deviations": (
+            *PAPER.deviations,
+            "the first tree of a turn of the size policy's training is as deep as the others, not 5"
+            " (3.1)",
+        ),
+    },
 )
 # Observations normalised: 1.020 and 1.039 of the tuned tree in place of 1.033 and 1.013 after
 # iter3 (two seeds; small, 20,480 and 10,240 decisions a round, replayed, answers free), .97 and
 # .96 in place of .93 and .92 after iter0.
 _OUR_PPO: dict[str, Any] = dict(gamma=1.0, n_epochs=10, learning_rate=3e-4)
 _OUR_PPO |= dict(pi=(256, 64), vf=(256, 64), normalise_observations=True)
-OURS = replace(
+OURS = changed(
     PAPER,
-    name="ours",
-    depth=replace(PAPER.depth, ppo=replace(PAPER.depth.ppo, **_OUR_PPO, total_steps=200_000)),
-    size=replace(
-        PAPER.size,
-        sizes=OUR_SIZES,
-        drafted=None,
-        exponentiated=True,
-        best=240,
-        while_training={},
-        ppo=replace(PAPER.size.ppo, **_OUR_PPO),
-    ),
-    reward="lagrangian",
-    timed=("draft", "policy", "verify", "commit", "host"),
-    prompts=(),
-    deviations=(),
+    {
+        "name": "ours",
+        "depth.ppo": replace(PAPER.depth.ppo, **_OUR_PPO, total_steps=200_000),
+        "size.sizes": OUR_SIZES,
+        "size.drafted": None,
+        "size.exponentiated": True,
+        "size.best": 240,
+        "size.while_training": {},
+        "size.ppo": replace(PAPER.size.ppo, **_OUR_PPO),
+        "reward": "lagrangian",
+        "timed": ("draft", "policy", "verify", "commit", "host"),
+        "prompts": (),
+        "deviations": (),
+    },
 )
 CONFIGS = {"paper": PAPER, "official": OFFICIAL, "ours": OURS}
 # The paper's wide networks and 20 epochs are too slow for two cores: all rounds of one seed take

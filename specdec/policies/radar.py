@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -49,9 +48,7 @@ class LstmNetwork:
     def __init__(self, arrays: dict[str, np.ndarray]):
         if {name: array.shape for name, array in arrays.items()} != SHAPES:
             raise SpecdecError(f"these are not RADAR's weights; expected {SHAPES}.")
-        weights = {}
-        for name, array in arrays.items():
-            weights[name] = np.ascontiguousarray(array, dtype=np.float32)
+        weights = {name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in SHAPES}
         self._arrays = weights
         # One matrix for both inputs; gates i, f, o halved, so that a single tanh suffices:
         # sigmoid(x) = tanh(x / 2) / 2 + 1/2.
@@ -189,6 +186,7 @@ class RadarConfig(Config, RadarSettings):
     deviations: how training here differs from `name`.
     """
 
+    policy_class = RadarPolicy
     name: str = "paper"
     temperature: float | None = 1.0  # 2 [C]: an action is drawn; [P] leaves it open
     flat_nodes: int | None = 59  # 3: the tree of a single draft call holds so many first tokens
@@ -224,10 +222,6 @@ class RadarConfig(Config, RadarSettings):
     def tree(self) -> TreeConfig:
         """The deepest tree, as drafted after the second call."""
         return TreeConfig(self.total_tokens, DECISIONS, self.top_k, beam=self.beam)
-
-    def policy(self, **settings: Any) -> RadarPolicy:
-        """The policy as it decodes, without weights; `settings` override single fields."""
-        return self.made(RadarPolicy, **settings)
 
 
 PAPER = RadarConfig()

@@ -101,8 +101,7 @@ class RespsPolicy(RespsSettings, Learned):
         sizes = dict.fromkeys(("concat", "normalised"), self.features_size)
         sizes |= {"official": self.hidden_size, "text": TEXT_SIZE}
         self.observation_size = sizes[check_name("state of Re-SpS", self.state, sizes)]
-        self._encode: Callable[[str], Any] | None = None
-        self._read: Callable[[Question], str] = str
+        self._encode: Callable[[Question], Any] | None = None
         # 3. trees in force
         self.plan = self.trees[0]  # a formality: PLAN is always asked
         self._starter = TreeConfig(*self.starter)
@@ -144,7 +143,7 @@ class RespsPolicy(RespsSettings, Learned):
         if self.state == "text":
             if self._encode is None:
                 return as_array(question.text_state)
-            return np.asarray(self._encode(self._read(question)), dtype=np.float32)
+            return np.asarray(self._encode(question), dtype=np.float32)
         features = np.zeros(0, dtype=np.float32)
         # a drafter without taps has no features
         with contextlib.suppress(SpecdecError):
@@ -166,13 +165,9 @@ class RespsPolicy(RespsSettings, Learned):
         scaled: np.ndarray = rows / np.sqrt(np.square(rows).mean(axis=-1, keepdims=True) + 1e-5)
         return scaled.ravel()
 
-    def attach(self, encode: Callable[[str], Any], read: Callable[[Question], str]) -> RespsPolicy:
-        """Provide what state "text" needs in decoding and does not save; recordings hold it.
-
-        encode: text -> [384] numbers. read: question -> the text so far.
-        """
+    def attach(self, encode: Callable[[Question], Any]) -> RespsPolicy:
+        """encode: question -> [384] numbers of the text so far, which a recording holds already."""
         self._encode = encode
-        self._read = read
         return self
 
 
@@ -198,6 +193,7 @@ class RespsConfig(Config, RespsSettings):
     training here differs from `name`.
     """
 
+    policy_class = RespsPolicy
     name: str = "paper"
     temperature: float | None = 1.5  # 2.4, Table 4
     while_training: dict[str, Any] = field(  # 1.5, 2.3
@@ -235,9 +231,8 @@ class RespsConfig(Config, RespsSettings):
         total_steps=55_000,  # 2.3: 4,000 questions of about 14 intervals
     )
 
-    def policy(self, features_size: int, training: bool = False) -> RespsPolicy:
-        """The policy as it decodes or, training, as it learns."""
-        return self.made(RespsPolicy, training, features_size=features_size)
+    def policy(self, features_size: int, training: bool = False) -> Any:  # type: ignore[override]
+        return super().policy(training, features_size=features_size)
 
 
 PAPER = RespsConfig()

@@ -378,6 +378,7 @@ class ValueConfig(Config, ValueSettings):
     held-out loss are kept. rounds: of collecting cycle starts, later ones by the policy itself.
     """
 
+    policy_class = ValuePolicy
     name: str = "ours"
     probe: str | None = None
     hidden: int = 64

@@ -72,7 +72,6 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "minutes": ("stop after this many minutes, not the preset's steps", {"type": float}),
     "steps": ("length of the training, or its decisions, not the preset's", {"type": int}),
     "restart": ("start over instead of continuing a run", FLAG),
-    "budget": ("training length in decisions", {"choices": SCALES, "default": "laptop"}),
     "variant": ("variant of Re-SpS", {"default": "max_entropy"}),
     "order": ("section of LTD's paper for its rounds", {"choices": ("6.1", "4"), "default": "6.1"}),
     "out": ("output folder or file", {}),
@@ -561,7 +560,7 @@ def train_controller(args) -> None:
     if args.system == "ltd":
         changes.setdefault("rounds", ltd.ORDERS[args.order])
     settings = options_of(args, "steps seed variant preset")
-    settings.update(changes=changes, paper=args.budget == "paper", resume=not args.restart)
+    settings.update(changes=changes, resume=not args.restart)
     # 3. the training
     usual = runs.runs_dir() / "policies" / runs.safe_name(pair) / f"{args.system}-{dtype}"
     folder = Path(args.out or usual)
@@ -577,7 +576,7 @@ for _kind in DRAFTERS:
     _preset = None if _kind == "ppow" else "small"
     COMMANDS[f"train {_kind}"] = (train_drafter, _options, {**NEEDED, "preset": _preset})
 for _kind in SYSTEMS:
-    _options = f"{TRAINING} pair drafter trace costs budget {MORE.get(_kind, '')}"
+    _options = f"{TRAINING} pair drafter trace costs {MORE.get(_kind, '')}"
     COMMANDS[f"train {_kind}"] = (train_controller, _options, {"preset": "ours"})
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +27,8 @@ from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid
 from specdec.replays.trace import Trace
 from specdec.training import radar, value
-from specdec.training.env import ReplaySource, Reward
-from specdec.training.ppo import Credit, RunOptions, Task, train_policy
+from specdec.training.env import UNITS_MS, Credit, ReplaySource, Reward, Task
+from specdec.training.ppo import RunOptions, train_policy
 
 # The fields with the length of a training: decisions, passes (radar) or steps (ours).
 LENGTHS = {
@@ -35,16 +36,6 @@ LENGTHS = {
     "ltd": ("depth.ppo.total_steps", "size.ppo.total_steps"),
     "radar": ("epochs",),
     "ours": ("steps",),
-}
-SYSTEMS = tuple(LENGTHS)
-# Rewards by their names in configs: kind, mean over cycles, and the unit of time in milliseconds.
-REWARDS = {
-    "mean_of_ratios": ("ratio", True, 1e3),  # tokens per second, Re-SpS 1.4
-    "ratio_of_sums": ("ratio", False, 1e3),
-    "throughput": ("ratio", False, 10.0),  # tokens per 10 ms, LTD 1.5
-    "accepted": ("accepted", False, 10.0),
-    "time_cost": ("time", False, 10.0),
-    "lagrangian": ("lagrangian", False, 10.0),
 }
 
 
@@ -137,8 +128,7 @@ def interval_credit(config: resps.RespsConfig, interval: int) -> Credit:
     return credit
 
 
-@dataclasses.dataclass(frozen=True)
-class LtdTrained:
+class LtdTrained(NamedTuple):
     """policy: depth and size after the last round. rounds: "iter0-size", "iter0-depth", ... the
     policies as trained; "iter0", "iter1", ... the combined ones after each iteration.
     """
@@ -166,9 +156,7 @@ def train_ltd(
     for round_ in config.rounds:
         kind = round_.learner
         folder = Path(out_dir) / f"{round_.name}-{kind}"
-        if round_.frozen is not None and round_.frozen not in latest:
-            why = f"round {round_.name!r} needs a trained {round_.frozen} policy"
-            raise SpecdecError(f"{why}; put a round that trains it first.")
+        assert round_.frozen in (None, *latest), "a round that trains the partner comes first"
         # 1. the learner and who answers beside it; alone, the size policy gets random depths
         part = getattr(config, kind)
         learner = part.policy(training=True)
@@ -216,10 +204,9 @@ def reward_of(config, source: ReplaySource, constants: list[list[TreeConfig]]) -
     "lagrangian" starts from the rate of the fastest of `constants`, which the learner can reach: a
     lower rate would undervalue time, a higher one would make it stop too early.
     """
-    kind, mean, unit_ms = REWARDS[check_name("reward", config.reward, REWARDS)]
-    laps = tuple(f"{part}_ms" for part in config.timed)
-    if kind != "lagrangian":
-        return Reward(kind, mean, laps, unit_ms)
+    reward = Reward(config.reward, tuple(f"{part}_ms" for part in config.timed))
+    if reward.kind != "lagrangian":
+        return reward
     # 1. kept tokens and milliseconds of a cycle of every tree; one grid for each shape
     shapes: dict[tuple, list[TreeConfig]] = {}
     for tree in dict.fromkeys(itertools.chain.from_iterable(constants)):
@@ -232,56 +219,41 @@ def reward_of(config, source: ReplaySource, constants: list[list[TreeConfig]]) -
         per_cycle.update(zip(trees, sums, strict=True))
     # 2. the best mean of a constant's trees
     sums = [sum(per_cycle[tree] for tree in trees) for trees in constants]
-    rate = max(float(tokens / ms) * unit_ms for tokens, ms in sums)
-    return Reward(kind, mean, laps, unit_ms, rate)
+    rate = max(float(tokens / ms) for tokens, ms in sums)
+    return dataclasses.replace(reward, rate=rate * UNITS_MS["lagrangian"])
 
 
 def train_system(
-    system: str,
-    trace: Trace,
-    costs: CostModel,
-    *,
-    out_dir: Path,
-    preset: str = "ours",
-    steps: int | None = None,
-    seed: int = 0,
-    paper: bool = False,
-    resume: bool = True,
-    variant: str = "max_entropy",
-    changes: dict | None = None,
+    system, trace, costs, *, preset="ours", variant="max_entropy", steps=None, changes=(), **options
 ):
     """Train "resps", "ltd", "radar" or "ours" on a recording; policies are written to out_dir.
 
-    steps: the length (`LENGTHS`) in place of the preset's. paper: LTD's decisions as in the paper.
-    resume: False starts over. variant: of Re-SpS (`resps.VARIANTS`). changes: of the config, as in
-    `changed`. Several trainings at once are tasks of `specdec.parallel.parallel`.
+    variant: of Re-SpS (`resps.VARIANTS`). steps: the length (`LENGTHS`) in place of the preset's.
+    changes: of the config, as in `changed`. options: out_dir, seed and, but for ours, resume=False
+    to start over. Several trainings at once are tasks of `specdec.parallel.parallel`.
     """
     # 1. the config, with this length and changed
-    lengths = LENGTHS[check_name("system", system, SYSTEMS)]
-    changes = {**dict.fromkeys(lengths if steps else (), steps), **(changes or {})}
+    lengths = LENGTHS[check_name("system", system, LENGTHS)]
+    changes = dict.fromkeys(lengths if steps else (), steps) | dict(changes)
     configs = {
         "resps": named(variant, resps.VARIANTS, "Re-SpS's variants"),
-        "ltd": ltd.CONFIGS if paper else ltd.LAPTOP,
+        "ltd": ltd.LAPTOP,
         "radar": radar.controller.CONFIGS,
         "ours": {preset: value.ValueConfig()},
     }
     config = changed(named(preset, configs[system], system), changes)
-    # 2. the training; ours takes a minute and cannot be resumed
-    if system == "ours":
-        return value.train_recording(trace, costs, config, seed=seed, out_dir=out_dir)
-    options = {"seed": seed, "out_dir": out_dir, "resume": resume}
     if system == "resps":
         config = recorded_grid(config, trace)
-        return train_resps(trace, costs, config, **options)
-    train = train_ltd if system == "ltd" else radar.train_radar
+    # 2. the training
+    trainings = {"resps": train_resps, "ltd": train_ltd, "radar": radar.train_radar}
+    train = trainings.get(system, value.train_recording)
     return train(trace, costs, config, **options)
 
 
 def recorded_grid(config: resps.RespsConfig, trace: Trace) -> resps.RespsConfig:
     """`config` restricted to the trees that the recording can replay; warns if any are dropped."""
     widths = tuple(k for k in config.widths if k in trace.top_ks)
-    if not widths:
-        widths = tuple(k for k in trace.top_ks if k > 1)
+    widths = widths or tuple(k for k in trace.top_ks if k > 1)
     depths = tuple(n for n in config.depths if n <= trace.depth)
     totals = tuple(total for total in config.totals if total - 1 <= trace.most_nodes)
     same = (widths, depths, totals) == (config.widths, config.depths, config.totals)

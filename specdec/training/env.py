@@ -1,22 +1,25 @@
-"""The cycle as a gymnasium environment, live or replayed.
+"""Decoding as PPO's environment, live or replayed: texts, rewards, and transitions.
 
-It runs `cycle.cycle` to the next question that the learner decides, returns the learner's own
-observation, and turns the action into the learner's answer. Frozen policies answer the rest.
+An `Environment` runs `cycle.cycle` to the next question that the learner decides, shows it the
+learner's own observation, and turns the action into the learner's answer. Frozen policies answer
+the rest.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import math
+import itertools
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import gymnasium
 import numpy as np
 import torch
 
-from specdec.core.cycle import begin_turn, cycle
+from specdec.core.cycle import cycle
 from specdec.core.engine import LiveEngine
-from specdec.core.policy import Policy, largest
+from specdec.core.policy import Chain
 from specdec.core.protocols import at_once
 from specdec.core.records import Cycle
 from specdec.core.verification import Picker
@@ -25,6 +28,9 @@ from specdec.policies.base import Learned
 from specdec.replays.replay import ReplayEngine
 
 LAPS = ("draft_ms", "policy_ms", "verify_ms", "commit_ms", "host_ms")
+# The kinds of rewards and their units of time: seconds in Re-SpS (1.4), 10 ms in LTD (1.5).
+UNITS_MS = {"mean_of_ratios": 1e3, "ratio_of_sums": 1e3}
+UNITS_MS |= dict.fromkeys(("throughput", "accepted", "time_cost", "lagrangian"), 10.0)
 # Cycles without a decision after which a training gives up. Every system decides in every turn, and
 # turns of many recordings have less than a hundred cycles.
 MOST_UNDECIDED = 2000
@@ -34,34 +40,38 @@ MOST_UNDECIDED = 2000
 class Reward:
     """The reward of a decision, from the cycles that finished before the next one.
 
-    kind: "ratio" (kept_tok / time: the papers' E[L / T]), "lagrangian" (kept_tok - rate * time:
-    maximises E[L] / E[T] when rate is the throughput reached), "accepted" (kept_tok) or "time"
-    (-time).
+    kind: a name of UNITS_MS. Of kept_tok / time, the papers' E[L / T], there are three:
+    "throughput", "ratio_of_sums" and "mean_of_ratios" of the cycles. "lagrangian", kept_tok -
+    rate * time, maximises E[L] / E[T] when rate is the throughput reached. "accepted" is kept_tok,
+    "time_cost" is -time.
     """
 
-    kind: str = "ratio"
-    mean: bool = False  # average the cycles' own rewards (Re-SpS Eq. 5)
+    kind: str = "throughput"
     laps: tuple[str, ...] = LAPS  # the parts of a cycle that count as time
-    unit_ms: float = 10.0  # of time
     rate: float = 0.0  # tokens per unit, for "lagrangian"
 
     def __post_init__(self):
-        check_fields(self, unit_ms=(1e-9, math.inf))
-        check_name("reward", self.kind, ("ratio", "lagrangian", "accepted", "time"))
+        check_fields(self)
+        check_name("reward", self.kind, UNITS_MS)
+
+    def time(self, rows: list[Cycle]) -> float:
+        """The time of `rows` in the kind's unit."""
+        return sum(getattr(row, lap) for row in rows for lap in self.laps) / UNITS_MS[self.kind]
 
     def __call__(self, rows: list[Cycle]) -> float:
         """The reward for `rows`; 0 while none has finished."""
         if not rows:
             return 0.0
-        if self.mean and len(rows) > 1:
+        if self.kind == "mean_of_ratios" and len(rows) > 1:
             return sum(self([row]) for row in rows) / len(rows)
         tokens = sum(row.kept_tok for row in rows)
         if self.kind == "accepted":
             return float(tokens)
-        time = sum(getattr(row, lap) for row in rows for lap in self.laps) / self.unit_ms
-        if self.kind == "ratio":
-            return tokens / max(time, 1e-9)
-        return -time if self.kind == "time" else tokens - self.rate * time
+        if self.kind == "time_cost":
+            return -self.time(rows)
+        if self.kind == "lagrangian":
+            return tokens - self.rate * self.time(rows)
+        return tokens / max(self.time(rows), 1e-9)
 
 
 class ReplaySource:
@@ -127,64 +137,117 @@ class LiveSource:
         self._inference = None
 
 
-class Env(gymnasium.Env):
-    """Observations float32 [learner.observation_size], actions Discrete(learner.actions).
+# The transitions (observation, cycles, whether the episode ends) of a decision, from (observation,
+# rows, before, first, ended). rows: the cycles of its turn that finished since. before: those
+# before the turn's first decision (a fixed first tree), unknown, and empty, in the first turn of a
+# segment. first: whether it was that decision. ended: whether the turn ended with it.
+Credit = Callable[..., list[tuple[np.ndarray, list[Cycle], bool]]]
 
-    learner: decides its kind of question; its network is not used here. others: a policy that
-    answers the other kinds, or None. episode: "cycle" ends with each cycle (LTD), "interval" with
-    each decision (Re-SpS: a bandit), "turn" with the text. The text continues over the end of an
-    episode; a new turn begins only when the old one has ended. SpecdecError if the learner is
-    never asked.
+
+@dataclass(frozen=True)
+class Task:
+    """A policy's training task.
+
+    source: with a LiveSource envs=1, and times are not reproducible. reward: "lagrangian" is
+    charged at the throughput of recent rollouts (Dinkelbach's iteration), at least reward.rate.
+    episode: "cycle" ends with each cycle (LTD), "interval" with each decision (Re-SpS: a bandit),
+    "turn" with the text. others: a policy that answers the other kinds of question, or
+    others(seed) -> policy. credit: by default one transition per decision. reseed_each_turn: each
+    draws the same numbers.
     """
 
-    metadata: dict = {"render_modes": []}
+    source: ReplaySource | LiveSource
+    reward: Reward = Reward()  # noqa: RUF009  frozen
+    episode: str = "cycle"
+    others: object = None
+    credit: Credit | None = None
+    reseed_each_turn: bool = False
 
-    def __init__(
-        self, learner: Learned, source, others: Policy | None = None, reward=None, episode="cycle"
-    ):
-        self.learner = learner
-        self.others = others
-        self.source = source
-        self.reward = reward or Reward()
-        self.episode = episode
-        size = (learner.observation_size,)
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, size, np.float32)
-        self.action_space = gymnasium.spaces.Discrete(learner.actions)
-        self._policies = [learner] if others is None else [learner, others]
-        self.limits = largest([policy.limits for policy in self._policies])
-        self._asks = frozenset().union(*(policy.asks for policy in self._policies))
-        self._engine = None
-        self._steps = None  # of the cycle that has begun
-        self._question = None
 
-    def reset(self, *, seed: int | None = None, options=None):
-        """Advance to the next decision, in another text with a seed. Returns (observation, {})."""
-        super().reset(seed=seed)
-        if seed is not None or self._engine is None:
-            # otherwise the text continues over the end of an episode
-            self._open_turn()
-            self._advance(None)
-        return self._observe(), {}
+class Environment:
+    """Texts in which the learner decides its kind of question, and the transitions it makes.
 
-    def step(self, action):
-        """Answer the question. info: `cycles`, the rows that finished since, and `turn_ended`."""
-        rows, ended = self._advance(self.learner.meaning(int(action), self._question))
-        terminated = {"cycle": bool(rows), "interval": True, "turn": ended}[self.episode]
-        info = {"cycles": rows, "turn_ended": ended}
-        return self._observe(), self.reward(rows), terminated, False, info
+    It always stands at a question of the learner's, seen as `observation`. The text continues over
+    the end of an episode; a new turn begins only when the old one has ended. seed: of texts and
+    actions. each_turn: seed of the actions of every turn, or None for continuing draws.
+    SpecdecError if the learner is never asked.
+    """
+
+    def __init__(self, learner: Learned, task: Task, seed: int, each_turn: int | None = None):
+        # 1. policies and source of its own
+        self.task = task
+        self.learner = copy.deepcopy(learner)
+        others = task.others(seed) if callable(task.others) else copy.deepcopy(task.others)
+        partners = () if others is None else (others,)
+        self._policy = Chain(self.learner, *partners)
+        self._source = copy.copy(task.source)
+        # 2. random numbers of texts and of actions
+        self.each_turn = each_turn
+        self._texts = np.random.default_rng(seed)
+        self._random = np.random.default_rng(seed if each_turn is None else each_turn)
+        # 3. transitions (action, observation, cycles, whether an episode begins) that wait for room
+        self.pending: deque = deque()
+        self.filled = 0  # rows of its column in the buffer
+        self._starts = True  # whether the next transition begins an episode
+        self._before: list[Cycle] = []
+        self._first = True
+        # 4. the first question
+        self._open_turn()
+        self._advance(None)
+
+    def draw(self, logits: np.ndarray) -> int:
+        """An action from softmax(logits), by the Gumbel trick."""
+        return int((logits + self._random.gumbel(size=logits.shape)).argmax())
+
+    def step(self, action: int) -> list[Cycle]:
+        """Answer the question and queue the transitions. Returns the finished cycles."""
+        observation = self.observation
+        cycles, ended = self._advance(self.learner.meaning(action, self._question))
+        # 1. later cycles belong to another turn, and undecided turns to no decision
+        rows = cycles
+        if ended:
+            rest = itertools.takewhile(lambda row: row.cycle > 0, cycles[1:])
+            rows = [*cycles[:1], *rest]
+        # 2. transitions; an episode never continues into another turn
+        over = {"cycle": bool(cycles), "interval": True, "turn": ended}[self.task.episode]
+        transitions = [(observation, rows, over)]
+        if self.task.credit is not None:
+            transitions = self.task.credit(observation, rows, self._before, self._first, ended)
+        for state, of_state, done in transitions:
+            self.pending.append((action, state, of_state, self._starts))
+            self._starts = done
+        if ended:
+            self._starts = True
+            if self.each_turn is not None:
+                self._random = np.random.default_rng(self.each_turn)
+        # 3. the cycles of the new turn that precede its first decision
+        self._before = []
+        for row in cycles[len(rows) :]:
+            if row.cycle == 0:
+                self._before = []
+            self._before.append(row)
+        self._first = ended
+        return cycles
+
+    @property
+    def following(self) -> tuple[np.ndarray, bool]:
+        """The observation after those in the buffer, and whether an episode begins with it."""
+        if not self.pending:
+            return self.observation, self._starts
+        _, observation, _, starts = self.pending[0]
+        return observation, starts
 
     def close(self) -> None:
         if self._steps is not None:
             self._steps.close()
-        self.source.close()
+        self._source.close()
 
     def _open_turn(self) -> None:
-        self._steps = None
+        self._steps = None  # of the cycle that has begun
         self._engine = None
         while self._engine is None or self._engine.finished:
-            self._engine = self.source.next(self.np_random, self.limits)
-            for policy in self._policies:
-                begin_turn(policy)
+            self._engine = self._source.next(self._texts, self._policy.limits)
+            self._policy.reset()
 
     def _advance(self, answer) -> tuple[list[Cycle], bool]:
         """Answer, run to the learner's next question: (finished cycles, whether a turn ended)."""
@@ -194,30 +257,27 @@ class Env(gymnasium.Env):
             # 1. to the cycle's next question, or its end
             try:
                 if self._steps is None:
-                    self._steps = at_once(cycle(self._engine, self._asks, self.learner.plan))
+                    self._steps = at_once(cycle(self._engine, self._policy.asks, self._policy.plan))
                     answer = None  # a generator starts with None
                 question = self._steps.send(answer)
             except StopIteration as finished:
-                row = self.source.priced(finished.value)
+                row = self._source.priced(finished.value)
                 rows.append(row)
                 self._steps = None
-                for policy in self._policies:
-                    policy.observe(row)
+                self._policy.observe(row)
                 if self._engine.finished:
                     ended = True
                     self._open_turn()
                 continue
             # 2. the answer: of a partner, of the learner now, or of its fixed rule
             if question.kind not in self.learner.asks:
-                answer = self.others.answer(question)
+                answer = self._policy.answer(question)
             elif self.learner.decides(question):
                 self._question = question
+                # a copy: builders reuse buffers
+                self.observation = np.array(self.learner.observation(question), np.float32)
                 return rows, ended
             else:
                 answer = self.learner.otherwise(question)
         why = f"this {type(self.learner).__name__} was never asked in {len(rows)} cycles"
         raise SpecdecError(f"{why}, so it cannot learn; let it draft deeper or use longer turns.")
-
-    def _observe(self) -> np.ndarray:
-        # a copy: builders reuse buffers
-        return np.array(self.learner.observation(self._question), dtype=np.float32)

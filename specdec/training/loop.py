@@ -11,8 +11,8 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -121,10 +121,6 @@ class TrainingRun:
             why = f"{out_dir} holds a run with other settings; repeat them"
             raise SpecdecError(f"{why}, choose another folder, or pass resume=False to start over.")
 
-    @property
-    def finished(self) -> bool:
-        return self.plan["finished"]
-
     def table(self) -> pd.DataFrame:
         return pd.DataFrame(self.rows)
 
@@ -162,7 +158,7 @@ class TrainingRun:
         factor(step, last step): the learning rate as a fraction of its peak. all_or_nothing: a
         checkpoint follows each step, otherwise every `save_s` seconds, and Ctrl-C.
         """
-        if self.finished:
+        if self.plan["finished"]:
             return
         self._began_s = time.perf_counter() - self.elapsed_s
         saved_s = time.perf_counter()
@@ -233,7 +229,7 @@ class TrainingRun:
 
     def finish(self, **results) -> None:
         """Mark the plan as finished and store `results` in it."""
-        if not self.finished:
+        if not self.plan["finished"]:
             self.plan |= {"finished": True, "steps_done": self.step, "elapsed_s": self.elapsed_s}
             self.plan["results"] = results
             runs.write_json(self.plan_path, self.plan)
@@ -289,21 +285,23 @@ def generators(torch_seed: int, numpy_seed: int | None = None):
 
 @contextmanager
 def undisturbed():
-    """A training's surroundings: gradients, float32, and random numbers that may be reseeded.
+    """A training's surroundings: gradients, float32, the CPU, and generators that may be reseeded.
 
     What the caller has set, and their random numbers, are as before after the block.
     """
-    dtype = torch.get_default_dtype()
-    state = random.getstate()  # stable-baselines3 seeds Python's generator too
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    precision = torch.autocast(device, enabled=False)
-    with generators(0), precision, torch.inference_mode(False), torch.enable_grad():
+    with ExitStack() as stack:
+        # stable-baselines3 seeds Python's generator too
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(dtype)
-            random.setstate(state)
+        # a device of one's own slows every call down, so only against another one
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        for device in ("cpu", "cuda")[: 1 + torch.cuda.is_available()]:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        for surrounding in (generators(0), torch.inference_mode(False), torch.enable_grad()):
+            stack.enter_context(surrounding)
+        yield
 
 
 def check_finite(tensors: Iterable[Tensor]) -> None:
@@ -328,11 +326,6 @@ def descend(optimizer, loss: Tensor, clip_norm: float | None = None) -> float:
         torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
     optimizer.step()
     return float(loss.detach())
-
-
-def batches(rows: int, size: int) -> Iterator[Tensor]:
-    """All row numbers in random order, `size` at a time."""
-    yield from torch.randperm(rows).split(size)
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:

@@ -8,14 +8,9 @@ at its last segment and ends with the same weights, bit for bit on one machine.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import functools
 import hashlib
-import itertools
 import math
-from collections import deque
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,36 +20,15 @@ import torch
 
 from specdec import runs
 from specdec.core.records import Cycle
-from specdec.errors import SpecdecError, check_fields
+from specdec.errors import SpecdecError
 from specdec.models.pairs import describe_pair
 from specdec.policies.base import Learned, Network, PPOConfig
 from specdec.training import loop
-from specdec.training.env import Env, LiveSource, ReplaySource, Reward
+from specdec.training.env import Environment, LiveSource, ReplaySource, Reward, Task
 
 MAX_GRAD_NORM = 0.5  # stable-baselines3's default
 RATE_MEMORY = 0.8  # weight of earlier rollouts in the throughput of "lagrangian"
 PATIENCE = 500  # decisions without a transition before training gives up
-
-# The transitions (observation, cycles, whether the episode ends) of a decision; see `EnvRunner`.
-Credit = Callable[..., list[tuple[np.ndarray, list[Cycle], bool]]]
-
-
-@dataclass(frozen=True)
-class Task:
-    """A policy's training task.
-
-    source: with a LiveSource envs=1, and times are not reproducible. reward: "lagrangian" is
-    charged at the throughput of recent rollouts (Dinkelbach's iteration), at least reward.rate.
-    others: a policy that answers the other kinds, or others(seed) -> policy. credit: the
-    transitions of a decision, by default one. reseed_each_turn: each draws the same numbers.
-    """
-
-    source: ReplaySource | LiveSource
-    reward: Reward = Reward()  # noqa: RUF009  frozen
-    episode: str = "cycle"
-    others: object = None
-    credit: Credit | None = None
-    reseed_each_turn: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,9 +48,6 @@ class RunOptions:
     progress: bool = True
     resume: bool = True
 
-    def __post_init__(self):
-        check_fields(self, envs=(1, math.inf))
-
 
 @loop.undisturbed()
 def train_policy(
@@ -89,9 +60,8 @@ def train_policy(
     # 1. networks, running moments, and the run on disk
     assert isinstance(task.source, ReplaySource) or options.envs == 1, "one live text at a time"
     seed = options.seed
-    make_env = functools.partial(new_env, learner, task)
-    model = build_ppo(make_env, ppo, options.envs, seed)
-    state = State(learner.observation_size)
+    model = build_ppo(learner, ppo, options.envs, seed)
+    state = fresh_state(learner.observation_size)
     best = loop.Best()
     segment_steps = ppo.n_steps * max(1, round(options.segment_steps / ppo.n_steps))
     settings = {**_settings(learner, task, options), "ppo": ppo, "judge": judge is not None}
@@ -111,7 +81,7 @@ def train_policy(
         end = min(first + segment_steps, ppo.total_steps)
         words = np.random.SeedSequence((seed, number + 1, 1)).generate_state(2)
         with loop.generators(*words.tolist()):
-            with closing(Rollouts(make_env, task, options, number)) as rollouts:
+            with closing(Rollouts(learner, task, options, number)) as rollouts:
                 for steps in range(first, end, ppo.n_steps):
                     run.add(iteration(model, rollouts, state, ppo, steps))
         learner.network = export(model.policy, learner.activation, rollouts.scale)
@@ -131,13 +101,12 @@ def train_policy(
     return learner
 
 
-def iteration(model, rollouts: Rollouts, state: State, config: PPOConfig, steps: int) -> dict:
+def iteration(model, rollouts: Rollouts, state, config: PPOConfig, steps: int) -> dict:
     """One iteration of PPO after `steps` decisions; returns its row of the curve."""
     buffer = model.rollout_buffer
     reward = rollouts.task.reward
     # 1. act
-    if config.normalise_observations:
-        rollouts.scale = state.observations.scale()
+    rollouts.scale = state.observations.scale()
     tokens, spent = state.rate_sums.tolist()
     if reward.kind == "lagrangian" and spent:
         # a constant reaches the reward's own rate
@@ -171,44 +140,45 @@ def iteration(model, rollouts: Rollouts, state: State, config: PPOConfig, steps:
 
 
 class Rollouts:
-    """Fills stable-baselines3's rollout buffer from a segment's new environments, make_env(seed).
+    """Fills stable-baselines3's rollout buffer from the new environments of a segment.
 
-    scale: (mean, deviation) of observations, or None. following: what comes after the buffer's
-    last row: the critic's values, and whether an episode begins.
+    scale: mean and deviation, by which observations are normalised. following: what comes after
+    the buffer's last row: the critic's values, and whether an episode begins.
     """
 
-    def __init__(self, make_env, task: Task, options: RunOptions, segment: int):
+    def __init__(self, learner: Learned, task: Task, options: RunOptions, segment: int):
         self.task = task
-        self.scale: tuple[np.ndarray, np.ndarray] | None = None
+        self.scale = (np.zeros(1, np.float32), np.ones(1, np.float32))
         self.following: tuple[torch.Tensor, np.ndarray]
-        self.runners: list[EnvRunner] = []
         # the run's seed: the same draws in every turn of every environment
         each_turn = options.seed if task.reseed_each_turn else None
         seeds = np.random.SeedSequence((options.seed, segment)).generate_state(options.envs)
-        for seed in seeds.tolist():
-            self.runners.append(EnvRunner(make_env(seed), seed, task.credit, each_turn))
+        self.envs = [Environment(learner, task, seed, each_turn) for seed in seeds.tolist()]
 
     def close(self) -> None:
-        for runner in self.runners:
-            runner.env.close()
+        for env in self.envs:
+            env.close()
 
     def fill(self, policy, buffer, reward: Reward) -> dict:
         """Collect until the buffer is full. Returns means and sums for the curve."""
         # 1. transitions; environments whose column is full wait
         buffer.reset()
         finished: list[Cycle] = []
-        for column, runner in enumerate(self.runners):
-            runner.filled = 0
-            self._take(runner, column, buffer, reward)
+        for column, env in enumerate(self.envs):
+            env.filled = 0
+            self._take(env, column, buffer, reward)
         idle = 0
-        while active := [n for n, r in enumerate(self.runners) if r.filled < buffer.buffer_size]:
-            observations = np.stack([self.runners[column].observation for column in active])
-            logits = action_logits(policy, self.scaled(observations))
+        while active := [n for n, env in enumerate(self.envs) if env.filled < buffer.buffer_size]:
+            observations = np.stack([self.envs[column].observation for column in active])
+            with torch.no_grad():
+                inputs = torch.from_numpy(self.scaled(observations))
+                logits = policy.action_net(policy.mlp_extractor.forward_actor(inputs))
+            loop.check_finite([logits])
             idle += 1
-            for column, row in zip(active, logits, strict=True):
-                runner = self.runners[column]
-                finished += runner.step(runner.draw(row))
-                if self._take(runner, column, buffer, reward):
+            for column, row in zip(active, logits.numpy(), strict=True):
+                env = self.envs[column]
+                finished += env.step(env.draw(row))
+                if self._take(env, column, buffer, reward):
                     idle = 0
             if idle > PATIENCE:
                 why = "too few transitions to learn from: turns end before their first interval"
@@ -219,167 +189,82 @@ class Rollouts:
         shape = buffer.values.shape
         observations = torch.from_numpy(buffer.observations.reshape(-1, *buffer.obs_shape))
         actions = torch.from_numpy(buffer.actions.reshape(-1))
-        # the observation after a column's last row may be queued already
-        following = [r.pending[0][1] if r.pending else r.observation for r in self.runners]
+        following, starts = zip(*(env.following for env in self.envs), strict=True)
         policy.set_training_mode(False)
         with torch.no_grad():
             values, log_probs, entropy = policy.evaluate_actions(observations, actions)
             last_values = policy.predict_values(torch.from_numpy(self.scaled(np.stack(following))))
         buffer.values[:] = values.numpy().reshape(shape)
         buffer.log_probs[:] = log_probs.numpy().reshape(shape)
-        self.following = (last_values, np.array([runner.starts for runner in self.runners]))
+        self.following = (last_values, np.array(starts))
         # 3. sums for the curve
-        spent = sum(getattr(row, lap) for row in finished for lap in reward.laps)
         return {
             "reward": float(buffer.rewards.mean()),
             "entropy": float(entropy.mean()),
             "new_tok": sum(row.kept_tok for row in finished),
             "total_ms": sum(row.total_ms for row in finished),
-            "time": spent / reward.unit_ms,
+            "time": reward.time(finished),
         }
 
     def scaled(self, observations: np.ndarray) -> np.ndarray:
-        if self.scale is None:
-            return observations
         return (observations - self.scale[0]) / self.scale[1]
 
-    def _take(self, runner: EnvRunner, column: int, buffer, reward: Reward) -> bool:
-        """Move pending transitions into the runner's column, if there is room; whether any."""
-        before = runner.filled
-        while runner.pending:
-            if runner.pending[0] is None:  # a turn ended
-                runner.pending.popleft()
-                runner.starts = True
-                continue
-            if runner.filled == buffer.buffer_size:
-                break
-            action, observation, rows, done = runner.pending.popleft()
-            place = (runner.filled, column)
+    def _take(self, env: Environment, column: int, buffer, reward: Reward) -> bool:
+        """Move pending transitions into the environment's column, if there is room; whether any."""
+        before = env.filled
+        while env.pending and env.filled < buffer.buffer_size:
+            action, observation, rows, starts = env.pending.popleft()
+            place = (env.filled, column)
             buffer.observations[place] = self.scaled(observation)
             buffer.actions[place] = action
             buffer.rewards[place] = reward(rows)
-            buffer.episode_starts[place] = runner.starts
-            runner.filled += 1
-            runner.starts = done
-        return runner.filled > before
+            buffer.episode_starts[place] = starts
+            env.filled += 1
+        return env.filled > before
 
 
-class EnvRunner:
-    """One environment, its random numbers, and transitions that did not fit into the buffer yet.
-
-    credit(observation, rows, before, first, ended): rows are the cycles of the decision's turn that
-    finished since; before those before the turn's first decision (a fixed first tree), which are
-    unknown, and empty, in the first turn of a segment; first whether it was the turn's first
-    decision; ended whether the turn ended with it. each_turn: seed of the draws of every turn, or
-    None for continuing draws.
-    """
-
-    def __init__(self, env: Env, seed: int, credit: Credit | None, each_turn: int | None):
-        self.env = env
-        self.credit = credit
-        self.each_turn = each_turn
-        self.random = np.random.default_rng(seed if each_turn is None else each_turn)
-        self.observation = env.reset(seed=seed)[0]
-        # transitions (action, observation, cycles, done), and None where a turn ended
-        self.pending: deque = deque()
-        self.filled = 0  # rows of its column
-        self.starts = True  # whether the next row begins an episode
-        self._before: list[Cycle] = []
-        self._first = True
-
-    def draw(self, logits: np.ndarray) -> int:
-        """An action from softmax(logits), by the Gumbel trick."""
-        return int((logits + self.random.gumbel(size=logits.shape)).argmax())
-
-    def step(self, action: int) -> list[Cycle]:
-        """Answer the current question and queue the transitions. Returns the finished cycles."""
-        observation = self.observation
-        self.observation, _, over, _, info = self.env.step(action)
-        cycles = info["cycles"]
-        ended = info["turn_ended"]
-        # 1. later cycles belong to another turn, and undecided turns to no decision
-        rows = cycles
-        if ended:
-            rest = itertools.takewhile(lambda row: row.cycle > 0, cycles[1:])
-            rows = [*cycles[:1], *rest]
-        # 2. transitions; an episode never continues into another turn
-        transitions = [(observation, rows, over)]
-        if self.credit is not None:
-            transitions = self.credit(observation, rows, self._before, self._first, ended)
-        for transition in transitions:
-            self.pending.append((action, *transition))
-        if ended:
-            self.pending.append(None)
-            if self.each_turn is not None:
-                self.random = np.random.default_rng(self.each_turn)
-        # 3. the cycles of the new turn that precede its first decision
-        self._before = []
-        for row in cycles[len(rows) :]:
-            if row.cycle == 0:
-                self._before = []
-            self._before.append(row)
-        self._first = ended
-        return cycles
-
-
-def new_env(learner: Learned, task: Task, seed: int) -> Env:
-    source = task.source
-    if isinstance(source, ReplaySource):
-        source = ReplaySource(source.trace, source.costs, source.policy_ms)
-    others = task.others(seed) if callable(task.others) else copy.deepcopy(task.others)
-    return Env(copy.deepcopy(learner), source, others, task.reward, task.episode)
-
-
-def build_ppo(make_env, config: PPOConfig, envs: int, seed: int):
-    """stable-baselines3's PPO; its own environments only define shapes."""
-    if config.n_steps % envs:
+def build_ppo(learner: Learned, config: PPOConfig, envs: int, seed: int):
+    """stable-baselines3's PPO, whose own environments only state shapes."""
+    if envs < 1 or config.n_steps % envs:
         why = f"n_steps={config.n_steps} must divide among envs={envs}"
         raise SpecdecError(f"{why}; choose a divisor.")
-    # imported only for training: it takes seconds
+    # imported only for training: they take seconds
+    import gymnasium
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.logger import Logger
+
+    class Shapes(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (learner.observation_size,))
+        action_space = gymnasium.spaces.Discrete(learner.actions)
 
     names = "batch_size n_epochs clip_range gamma gae_lambda ent_coef vf_coef".split()
     settings = {name: getattr(config, name) for name in names}
     activation = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}[config.activation]
     widths = {"pi": list(config.pi), "vf": list(config.vf)}
-    with loop.generators(0):  # leaves the caller's random numbers alone
-        model = PPO(
-            "MlpPolicy",
-            make_vec_env(lambda: make_env(seed), envs),
-            learning_rate=lambda remaining: learning_rate(config, 1 - remaining),
-            n_steps=config.n_steps // envs,
-            max_grad_norm=MAX_GRAD_NORM,
-            policy_kwargs={"net_arch": widths, "activation_fn": activation},
-            seed=seed,
-            device="cpu",
-            **settings,
-        )
+    model = PPO(
+        "MlpPolicy",
+        make_vec_env(Shapes, envs),
+        learning_rate=lambda remaining: learning_rate(config, 1 - remaining),
+        n_steps=config.n_steps // envs,
+        max_grad_norm=MAX_GRAD_NORM,
+        policy_kwargs={"net_arch": widths, "activation_fn": activation},
+        seed=seed,
+        device="cpu",
+        **settings,
+    )
     model.set_logger(Logger(folder=None, output_formats=[]))
     return model
 
 
 def learning_rate(config: PPOConfig, progress: float) -> float:
     """Linear warm-up from 0, then constant or linear to 0 at the end. progress: 0 to 1."""
-    factor = 1.0
-    if progress < config.warmup_frac:
-        factor = progress / config.warmup_frac
-    elif config.linear_decay:
-        factor = (1 - progress) / (1 - config.warmup_frac)
-    return config.learning_rate * factor
+    rise = progress / config.warmup_frac if config.warmup_frac else 1.0
+    fall = (1 - progress) / (1 - config.warmup_frac) if config.linear_decay else 1.0
+    return config.learning_rate * min(1.0, rise, fall)
 
 
-def action_logits(policy, observations: np.ndarray) -> np.ndarray:
-    """float32 [B, actions] of a stable-baselines3 MlpPolicy for observations float32 [B, O]."""
-    inputs = torch.from_numpy(np.ascontiguousarray(observations))
-    with torch.no_grad():
-        logits = policy.action_net(policy.mlp_extractor.forward_actor(inputs))
-    loop.check_finite([logits])
-    return logits.numpy()
-
-
-def export(policy, activation: str, scale=None) -> Network:
+def export(policy, activation: str, scale: tuple[np.ndarray, np.ndarray]) -> Network:
     """The actor of a stable-baselines3 MlpPolicy as a numpy Network.
 
     scale (mean, deviation) moves into its first layer, so that it reads raw observations.
@@ -390,9 +275,8 @@ def export(policy, activation: str, scale=None) -> Network:
         if isinstance(layer, torch.nn.Linear):
             weights.append(layer.weight.detach().double().numpy())
             biases.append(layer.bias.detach().double().numpy())
-    if scale is not None:
-        weights[0] = weights[0] / scale[1]
-        biases[0] = biases[0] - weights[0] @ scale[0]
+    weights[0] = weights[0] / scale[1]
+    biases[0] = biases[0] - weights[0] @ scale[0]
     return Network(weights, biases, activation)
 
 
@@ -425,14 +309,13 @@ class RunningMoments(torch.nn.Module):
         return self.mean.numpy().astype(np.float32), deviation.astype(np.float32)
 
 
-class State(torch.nn.Module):
-    """Running moments, and tokens and time of recent rollouts."""
-
-    def __init__(self, observation_size: int):
-        super().__init__()
-        self.observations = RunningMoments(observation_size)
-        self.rewards = RunningMoments(1)
-        self.register_buffer("rate_sums", torch.zeros(2, dtype=torch.float64))
+def fresh_state(observation_size: int) -> torch.nn.Module:
+    """Running moments of `observations` and `rewards`, and tokens and time of recent rollouts."""
+    state = torch.nn.Module()
+    state.observations = RunningMoments(observation_size)
+    state.rewards = RunningMoments(1)
+    state.register_buffer("rate_sums", torch.zeros(2, dtype=torch.float64))
+    return state
 
 
 def _hash_of(network: Network) -> str:

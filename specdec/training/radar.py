@@ -30,7 +30,7 @@ from specdec.policies import radar as controller
 from specdec.policies.base import chose, named
 from specdec.policies.radar import CONTINUE, DECISIONS, HIDDEN, STATE, STOP, RadarConfig
 from specdec.replays.trace import Trace
-from specdec.training.loop import Best, TrainingRun, batches, descend, seeded, undisturbed
+from specdec.training.loop import Best, TrainingRun, descend, seeded, undisturbed
 
 STOPS = DECISIONS + 1  # expansions when drafting stops: 0 to 7
 LENGTHS = STOPS + 1  # accepted draft tokens: 0 to 8
@@ -57,9 +57,6 @@ class RadarData:
     header: dict = field(default_factory=dict)  # the rows' source
 
     def __post_init__(self):
-        self.scores = np.ascontiguousarray(self.scores, dtype=np.float32)
-        self.prompts = np.ascontiguousarray(self.prompts, dtype=np.int32)
-        self.context_tok = np.ascontiguousarray(self.context_tok, dtype=np.int32)
         distributions = np.ascontiguousarray(self.distributions, dtype=np.float32)
         # a tree of a expansions accepts at most a + 1 tokens
         beyond = np.arange(LENGTHS) > np.arange(STOPS)[:, None] + 1
@@ -130,7 +127,8 @@ def from_trace(trace: Trace, *, exact=None, flat_nodes=None, tree: TreeConfig = 
             accepted.append(trace.accepted_tok(rows, tree.top_k, a, nodes, tree.beam))
         if flat_nodes:
             accepted[0] = trace.root_rank[rows] < flat_nodes
-        distributions = point_masses(np.stack(accepted, axis=1).astype(np.int64))
+        lengths = np.stack(accepted, axis=1).astype(np.int64)
+        distributions = (lengths[..., None] == np.arange(LENGTHS)).astype(np.float32)
     else:
         rows = np.asarray(recorded[0])
         distributions = recorded[1].copy()
@@ -146,7 +144,7 @@ def from_trace(trace: Trace, *, exact=None, flat_nodes=None, tree: TreeConfig = 
     states = np.stack([controller.best_scores(level, tree=tree) for level in levels], axis=1)
     # 3. where they come from
     prompt = trace.turns.groupby(["suite", "prompt"], sort=False).ngroup().to_numpy()
-    prompts = np.repeat(prompt, trace.turns["positions"].to_numpy())[rows]
+    prompts = np.repeat(prompt, trace.turns["positions"].to_numpy())[rows].astype(np.int32)
     names = ("key", "pair", "pair_key", "dtype", "temperature", "seed")
     header = {name: trace.header.get(name) for name in names}
     header |= {"flat_nodes": flat_nodes, "exact": recorded is not None}
@@ -165,11 +163,6 @@ def _nodes(tree: TreeConfig) -> list[int]:
     """Verified nodes after 0..7 expansions."""
     pools = [pool_size(a, tree.top_k, tree.beam) for a in range(STOPS)]
     return [min(tree.verify_nodes, pool) for pool in pools]
-
-
-def point_masses(accepted: np.ndarray) -> np.ndarray:
-    """Accepted lengths int [Q, 8] as distributions float32 [Q, 8, 9]."""
-    return (accepted[..., None] == np.arange(LENGTHS)).astype(np.float32)
 
 
 def latency_ms(costs: CostModel, context_tok, flat_nodes=None, tree: TreeConfig = TREE):
@@ -313,11 +306,6 @@ def throughput(probs: Tensor, batch: Rows) -> float:
     return float(new_tok.sum() / (probs * batch.latency_ms.double()).sum(1).sum())
 
 
-def rate_reached(network: nn.Module, batch: Rows, greedy: bool) -> float:
-    """The throughput of the network's decisions."""
-    return throughput(stop_probs(network, batch, greedy), batch)
-
-
 def constant_rates(batch: Rows) -> Tensor:
     """Float64 [8]: the throughput of always stopping after a expansions."""
     return (batch.expected.double() + 1).sum(0) / batch.latency_ms.double().sum(0)
@@ -334,8 +322,7 @@ def clairvoyant_rate(batch: Rows) -> float:
     return rate
 
 
-@dataclass(frozen=True)
-class Trained:
+class Trained(NamedTuple):
     """policy: the kept epoch. curve: one row per epoch. results: tokens per ms, held out."""
 
     policy: controller.RadarPolicy
@@ -345,14 +332,7 @@ class Trained:
 
 @undisturbed()
 def train_radar(
-    data,
-    costs,
-    config="ours",
-    *,
-    seed=0,
-    out_dir: Path,
-    trained_for: dict | None = None,
-    resume=True,
+    data, costs, config="ours", *, out_dir: Path, seed=0, trained_for=None, resume=True
 ) -> Trained:
     """Train one controller and write it to out_dir/policy, beside its plan, curve and checkpoint.
 
@@ -432,11 +412,12 @@ class _Trainer:
         # 1. the value of time: tokens per ms that a constant can reach, or the policy has
         rate = self.constant_rate
         if config.objective == "lagrangian":
-            rate = max(rate, rate_reached(self.network, self.train, greedy=True))
+            likelier = stop_probs(self.network, self.train, greedy=True)
+            rate = max(rate, throughput(likelier, self.train))
         # 2. steps
         losses = []
         with seeded(self.seed, number):
-            for rows in batches(len(self.train.scores), config.batch):
+            for rows in torch.randperm(len(self.train.scores)).split(config.batch):
                 batch = self.train.at(rows)
                 loss = loss_of(config, self.network(batch.scores), batch, rate, self.step_ms)
                 losses.append(descend(self.optimizer, loss, CLIP))
@@ -444,7 +425,8 @@ class _Trainer:
         # 3. the best epoch is kept
         score = -held_out_loss
         if config.select_by == "throughput":
-            score = rate_reached(self.network, self.held_out, config.temperature is None)
+            probs = stop_probs(self.network, self.held_out, config.temperature is None)
+            score = throughput(probs, self.held_out)
         self.best.consider(self.network.state_dict(), score, number)
         likelier = stop_probs(self.network, self.held_out, greedy=True)
         return {
@@ -480,6 +462,5 @@ class _Trainer:
             "gain_frac": rate / constant - 1,
             "known_lengths_tok_per_ms": clairvoyant_rate(held),
             "draft_calls": float((shares * torch.arange(1, STOPS + 1)).sum()),
-            "most_common_stop": int(shares.argmax()),
             "most_common_frac": float(shares.max()),
         }

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,13 +25,12 @@ from specdec import runs
 from specdec.core.policy import Policy, Static
 from specdec.core.records import SIZE, Question
 from specdec.core.tree_config import TreeConfig, pool_size
-from specdec.costs.calibrate import calibrate, measured_answer_ms
+from specdec.costs.calibrate import measured_answer_ms
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_number
 from specdec.policies import value as controller
 from specdec.policies.base import chose
 from specdec.policies.value import AcceptanceModel, ValueConfig, ValuePolicy
-from specdec.replays.record import record
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static
 from specdec.replays.trace import NEVER, Trace
@@ -111,15 +111,15 @@ def _untrained(trace: Trace, config: ValueConfig) -> ValuePolicy:
             why = f"this recording holds no {name}"
             raise SpecdecError(f'{why}; record with features=True or pass probe="none".')
     deepest = min(trace.depth_of(config.top_k), config.most_expansions)
-    return config.made(ValuePolicy, most_expansions=deepest, probe=probe)
+    return config.policy(most_expansions=deepest, probe=probe)
 
 
 def train_recording(
-    trace: Trace, costs: CostModel, config: ValueConfig, *, seed: int, out_dir: Path
+    trace: Trace, costs: CostModel, config: ValueConfig, *, out_dir: Path, seed=0, resume=True
 ) -> ValuePolicy:
     """Train on the beam of the tree that is fastest at these costs; writes policy and curve.
 
-    Only beams whose whole trees were recorded are considered.
+    Only beams whose whole trees were recorded are considered. resume: it always starts over.
     """
     top_ks = trace.header["trees"]
     if not top_ks:
@@ -181,15 +181,13 @@ def cycle_starts(trace: Trace, costs: CostModel, policy: Policy, detours: int, s
     return np.array(rows), np.stack(histories)
 
 
-class Examples:
+class Examples(NamedTuple):
     """Cycle starts with the model's inputs and targets, in batches."""
 
-    def __init__(self, trace: Trace, policy: ValuePolicy, rows: np.ndarray, histories: np.ndarray):
-        self.trace = trace
-        self.policy = policy
-        self.inputs = policy.inputs
-        self.rows = rows
-        self.histories = histories
+    trace: Trace
+    policy: ValuePolicy
+    rows: np.ndarray
+    histories: np.ndarray
 
     def sample(self, count: int) -> np.ndarray:
         """At most `count` examples, evenly spaced."""
@@ -203,7 +201,7 @@ class Examples:
         trace = self.trace
         top_k = self.policy.top_k
         rows = self.rows[numbers]
-        before = self.inputs.before
+        before = self.policy.inputs.before
         expansions = level - before
         # 1. what the copies offer
         ranks = trace.ranks[top_k][rows]
@@ -213,10 +211,10 @@ class Examples:
             copied = trace.column("copied_scores")[rows]
             copied_ranks = trace.column("copied_ranks")[rows][:, None]
         # 2. the inputs
-        inputs = self.inputs.begin(trace.context_tok[rows], self.histories[numbers], copied)
+        inputs = self.policy.inputs.begin(trace.context_tok[rows], self.histories[numbers], copied)
         if expansions >= 0:
             scores = trace.column("scores", top_k)[rows, : pool_size(expansions, top_k)]
-            inputs = self.inputs.update(inputs, scores, expansions)
+            inputs = self.policy.inputs.update(inputs, scores, expansions)
         features = np.zeros((len(numbers), 1), np.float32)
         names = controller.PROBES[self.policy.probe]
         if names:
@@ -225,7 +223,7 @@ class Examples:
         # 3. the targets
         if before:
             ranks = np.concatenate((copied_ranks, ranks), 1)
-        ranks = ranks[:, : self.inputs.levels]
+        ranks = ranks[:, : self.policy.inputs.levels]
         sizes = np.array(self.policy.sizes, dtype=np.int16)
         accepted = (ranks[..., None] < sizes).sum(2, dtype=np.int16).astype(np.float32)
         return inputs, features, accepted
@@ -237,11 +235,8 @@ class Examples:
         held_out = names[: max(1, round(frac * len(names)))]
         turns = np.searchsorted(self.trace.turns["first"].to_numpy(), self.rows, side="right") - 1
         inside = np.isin(prompts, held_out)[turns]
-        sides = []
-        for mask in (~inside, inside):
-            rows = self.rows[mask]
-            sides.append(Examples(self.trace, self.policy, rows, self.histories[mask]))
-        return tuple(sides)
+        sides = (~inside, inside)
+        return tuple(self._replace(rows=self.rows[s], histories=self.histories[s]) for s in sides)
 
 
 class Net(nn.Module):
@@ -303,9 +298,14 @@ def fit_model(
     """
     # 1. the network and the held-out examples of every level
     random = np.random.default_rng(seed)
-    levels = examples.inputs.levels
+    levels = examples.policy.inputs.levels
     torch.manual_seed(seed)
-    net = Net(config, *_moments(examples, random), examples.policy.probe != "none")
+    sample = examples.sample(2000)
+    random.shuffle(sample)
+    parts = [examples.batch(sample[level::levels], level) for level in range(levels)]
+    inputs, features, accepted = map(np.concatenate, zip(*parts, strict=True))
+    scales = [(array.mean(0), array.std(0) + 0.05) for array in (inputs, features)]
+    net = Net(config, *scales, accepted.mean(0), examples.policy.probe != "none")
     rates = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     optimizer = torch.optim.AdamW(net.parameters(), **rates)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps)
@@ -348,17 +348,6 @@ def _loss(net: Net, level: int, *arrays: np.ndarray):
     return nn.functional.mse_loss(still_open, accepted[:, level:])
 
 
-def _moments(examples: Examples, random) -> tuple[tuple, tuple, np.ndarray]:
-    """(mean, deviation) of inputs over all levels and of features, and the mean answer."""
-    levels = examples.inputs.levels
-    sample = examples.sample(2000)
-    random.shuffle(sample)
-    parts = [examples.batch(sample[level::levels], level) for level in range(levels)]
-    inputs, features, accepted = (np.concatenate(part) for part in zip(*parts, strict=True))
-    scales = [(array.mean(0), array.std(0) + 0.05) for array in (inputs, features)]
-    return scales[0], scales[1], accepted.mean(0)
-
-
 def fit_ensemble(examples: Examples, config: ValueConfig, seed: int, progress: bool, distil=True):
     """(AcceptanceModel, curve): the mean of models of different prompts, or one distilled from it.
 
@@ -372,7 +361,7 @@ def fit_ensemble(examples: Examples, config: ValueConfig, seed: int, progress: b
         curves.append(curve.assign(member=member))
         return arrays
 
-    shape = (examples.inputs.levels, len(examples.policy.sizes))
+    shape = (examples.policy.inputs.levels, len(examples.policy.sizes))
     members = [fitted(str(number), number, config) for number in range(ENSEMBLE)]
     network = AcceptanceModel(averaged(members), *shape)
     if distil:
@@ -421,28 +410,14 @@ def reprice(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> V
     return moved
 
 
-def reprice_here(policy: ValuePolicy, pair, *, suites=(), limit=10, seconds=45.0):
-    """(`reprice` of the policy on this machine, its costs).
-
-    limit: prompts of each suite to record. seconds: how long to measure.
-    """
-    costs = calibrate(pair, seconds=seconds)
-    widths = (policy.top_k,)
-    tree = {"top_ks": widths, "trees": widths, "depth": policy.most_expansions}
-    trace = record(pair, suites, limit=limit, name="reprice", max_new_tokens=64, **tree)
-    part = "tune" if (trace.turns["part"] == "tune").any() else "train"
-    return reprice(policy, trace.select(part=part), costs, pair), costs
-
-
 def evaluation_ms(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> float:
     """Measured time of one evaluation, with the answers in between: live if a pair is given."""
     before = policy.evaluations
     few = trace.select(np.arange(len(trace.turns)) < 4)
     questions = float(replay(few, policy, costs, keep_cycles=True).cycles["questions"].sum())
     evaluations = max(1, policy.evaluations - before)
-    if pair is None:
-        return answer_ms(trace, policy, costs) * questions / evaluations
-    return measured_answer_ms(pair, policy, costs) * questions / evaluations
+    where, timed = (trace, answer_ms) if pair is None else (pair, measured_answer_ms)
+    return timed(where, policy, costs) * questions / evaluations
 
 
 def ms_per_tok(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: float) -> float:

@@ -93,7 +93,7 @@ def train_drafter(
     described["steps"] = budget.steps_of(settings)
     described["target"] = type(target[0]).__name__ if isinstance(target, tuple) else str(target)
     training = TrainingRun(state_dir, described, resume)
-    if training.finished:
+    if training.plan["finished"]:
         return folder
     # 3. the target, its text, and the drafter before its first step: fresh, or that of start_from
     model, tokenizer = load_target(target, budget.place())
