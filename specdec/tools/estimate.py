@@ -1,4 +1,4 @@
-"""Estimates before a run, this machine's missing parts, and the costs of a tree's cycle here.
+"""Estimates before a run, and this machine's missing parts.
 
 Memory is counted from shapes on the meta device. Time comes from decoding a few tokens, or, for a
 GPU elsewhere, from its data sheet. Of a recording, a few prompts are recorded and measured.
@@ -10,7 +10,6 @@ import os
 import shutil
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -338,46 +337,3 @@ def checks(names=load.SHIPPED) -> pd.DataFrame:
     writable = os.access(nearest_existing(runs.home()), os.W_OK)
     rows.append(("results", str(runs.home()), OK if writable else FAULT))
     return pd.DataFrame(rows, columns=["fact", "value", "state"])
-
-
-def cycle_costs(
-    pair: Pair, prompts, tree: TreeConfig, new_tok: int = 24, rounds: int = 1, seed: int = 0
-) -> dict:
-    """The mean cycle of a tree on `prompts` (token ids), in steps of plain decoding.
-
-    plain_ms: a step of `autoregress`. draft_steps, verify_steps, rest_steps: parts of a cycle.
-    speed: over that of `autoregress`. Both alternate, so that a busy machine slows them alike;
-    medians over the rounds of ratios within one.
-    """
-    settings = {"max_new_tokens": new_tok, "seed": seed}
-    policy = Static.of(tree)
-    decode(pair, prompts[0], policy, **settings)  # warms up
-    rows = []
-    for _ in range(rounds):
-        sums: Counter = Counter()
-        for prompt in prompts:
-            plain = autoregress(pair, prompt, **settings)
-            drafted = decode(pair, prompt, policy, **settings)
-            # the prompt's own forward is no step
-            sums.update(steps=plain.new_tok - 1, steps_ms=plain.decode_ms)
-            sums.update(plain_tok=plain.new_tok, plain_ms=plain.total_ms)
-            sums.update(tree_tok=drafted.new_tok, tree_ms=drafted.total_ms)
-            for cycle in drafted.rows:
-                sums.update(cycles=1, tau=cycle.new_tok, rest=cycle.total_ms)
-                sums.update(draft=cycle.draft_ms, verify=cycle.verify_ms)
-        step_ms = sums["steps_ms"] / sums["steps"]
-        row = {"tau": sums["tau"] / sums["cycles"], "plain_ms": step_ms}
-        sums["rest"] -= sums["draft"] + sums["verify"]
-        for part in ("draft", "verify", "rest"):
-            row[f"{part}_steps"] = sums[part] / sums["cycles"] / step_ms
-        row["speed"] = sums["plain_ms"] / sums["plain_tok"] * sums["tree_tok"] / sums["tree_ms"]
-        rows.append(row)
-    facts = {"pair": pair.name, "dtype": dtype_name(pair.target.dtype), "tree": tree.text}
-    return facts | pd.DataFrame(rows).median().to_dict()
-
-
-def suite_prompts(pair: Pair) -> list[list[int]]:
-    """Token ids of one tuning prompt of each of the pair's usual suites."""
-    names = suites_module.DEFAULT_NAMES
-    names = [suites_module.embedded_suite(name, pair.name) for name in names]
-    return openings(pair, gather(names, part="tune", limit=1))
