@@ -53,9 +53,8 @@ def keeping(so_far: Callable[[Any], Any]) -> Iterator[None]:
 
 
 def nearest_name_error(what: str, name: str, known) -> SpecdecError:
-    """The error for an unknown name, with the nearest known names (or all of them)."""
-    names = list(known)
-    near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.4) or sorted(names)
+    """The error for an unknown name, with the two nearest known names."""
+    near = difflib.get_close_matches(str(name), list(known), n=2, cutoff=0.0)
     return SpecdecError(f"unknown {what} {name!r}; did you mean {', '.join(map(repr, near))}?")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,13 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_integer, check_number, nearest_name_error
 
 SYSTEMS = ("resps", "ltd", "radar", "ours")
 DRAFTERS = "eagle3 ppow block eagle1 hass griffin medusa hydra lm".split()
 ACTIONS = ("run", "contents", "pages", "student", "lab", "tidy")
 SCALES = ("laptop", "paper")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+GPUS = ("a100", "h100", "rtx3090", "t4")
 CONSTANTS = {"true": True, "false": False, "null": None}  # of YAML, in lower case
+# Names of other modules, which import torch.
+SHIPPED = ("tiny", "small")
+KINDS = """eagle3 prompt_lookup suffix lookahead hybrid eagle1 griffin block medusa hydra
+lm""".split()
+AT_LEAST_1 = "max_new_tokens top_ks trees family most_nodes jobs steps tokens answer_tok".split()
 
 FLAG: dict[str, Any] = {"action": "store_true"}
 WORDS: dict[str, Any] = {"nargs": "*", "action": "extend", "default": []}
@@ -33,7 +41,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "pair": ("target and drafter by name, or a folder or hub id (default: small)", {}),
     "target": ("a preset, folder, hub id or GGUF file of a causal language model", {}),
     "drafter": ("a drafter's folder or hub id, or a kind, not the pair's own", {}),
-    "dtype": ("number format of weights: float32, bfloat16 or float16", {"default": "auto"}),
+    "dtype": ("number format of weights", {"choices": DTYPES, "default": "auto"}),
     "device": ("where to run: cpu or cuda", {"default": "auto"}),
     "device_map": ("spread the target's layers over several GPUs: auto, balanced", {}),
     "on": ("several processes or machines: local, ray or ray://host:port", {}),
@@ -52,7 +60,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "seed": ("random seed", {"type": int, "default": 0}),
     "tuned": ("add the fastest static tree on the tuning prompts; judge on the rest", FLAG),
     "force": ("start over instead of continuing or reusing a run", FLAG),
-    "gpu": ("compute from this GPU's data sheet: a100, h100, rtx3090 or t4", {}),
+    "gpu": ("compute from this GPU's data sheet", {"choices": GPUS}),
     "seconds": ("duration of the measurement", {"type": float, "default": 45.0}),
     "estimate": ("only print the estimated time and space", FLAG),
     # recordings
@@ -157,6 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     usual = warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"specdec: {message}\n"
     try:
+        check_options(args)
         return args.run(args) or 0
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         sys.stderr.close()
@@ -169,6 +178,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     finally:
         warnings.formatwarning = usual
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Refuse wrong numbers, names and files now: torch alone takes seconds to import."""
+    names = known_names()
+    for option, value in vars(args).items():
+        for part in value if isinstance(value, list | tuple) else [value]:
+            if type(part) is float:
+                check_number(option, part)
+            elif type(part) is int:
+                check_integer(option, part, int(option in AT_LEAST_1))
+            elif type(part) is str and option in names:
+                check_place(option, part, names[option])
+    if getattr(args, "prompt", None) == "":
+        raise SpecdecError("the prompt is empty; give a text to continue.")
+
+
+def known_names() -> dict[str, Sequence[str]]:
+    """{option: the names that it accepts beside files, folders and hub ids}."""
+    import yaml
+
+    from specdec.core.tree_config import TREES
+
+    tables = []
+    for file in ("models/presets.yml", "data/suites.yml"):
+        path = Path(__file__).parents[1] / file
+        tables.append(yaml.safe_load(path.read_text(encoding="utf-8")))
+    pairs, benchmarks = [*SHIPPED, *tables[0]], tables[1]
+    suites = [f"{form}{name}" for form in ("", "laptop/", "toy/") for name in benchmarks]
+    methods = ["autoregressive", "static", "tuned", *TREES]
+    files: dict[str, Sequence[str]] = dict.fromkeys(("data", "trace", "start_from"), ())
+    names = {"pair": pairs, "target": pairs, "drafter": KINDS, "policy": methods}
+    return {**files, **names, "methods": methods, "suites": suites, "on": ("local", "ray")}
+
+
+def check_place(option: str, text: str, names: Sequence[str]) -> None:
+    """Refuse what is no name (or name:more), no file or folder, and cannot be a hub id."""
+    from specdec.core.tree_config import tree_from
+
+    kind, _, numbers = text.partition(":")
+    if kind == "static":
+        tree_from(numbers)
+    # below this folder, the results and the checkout, as `runs.placed` looks for it
+    homes = (Path(), Path(os.environ.get("SPECDEC_HOME", "")), Path(__file__).parents[2])
+    place = Path(text).expanduser()
+    if kind in names or any((home / place).exists() for home in homes):
+        return
+    if not names or text.startswith((".", "/", "~")) or text.endswith(".py"):
+        raise SpecdecError(f"there is no file or folder {text}; check the path.")
+    if "/" not in text or option == "suites":
+        raise nearest_name_error(f"value of {option}", text, names)
 
 
 def value_of(text: str) -> Any:
@@ -242,11 +302,9 @@ class Models:
         """The pair with its drafter."""
         from specdec.models.load import load_pair
 
-        source = {"drafter": self.drafter, "dtype": self.dtype, "device": self.device}
-        source["target" if self.target else "name"] = self.base
-        if self.device_map:
-            source["device_map"] = self.device_map
-        pair = load_pair(**source)
+        place = {"target" if self.target else "name": self.base, "drafter": self.drafter}
+        placing = {"dtype": self.dtype, "device": self.device, "device_map": self.device_map}
+        pair = load_pair(**place, **placing)
         pair.name = self.name
         return pair
 
@@ -328,12 +386,12 @@ def options_of(args: argparse.Namespace, names: str) -> dict[str, Any]:
     return values
 
 
-def suites_of(args: argparse.Namespace) -> list[str]:
-    """The named suites, or the usual embedded ones for the pair."""
+def suites_of(args: argparse.Namespace, names: Sequence[str] = ()) -> list[str]:
+    """The chosen suites, or embedded ones for the pair: `names` or the usual ones."""
     from specdec.data.suites import DEFAULT_NAMES, embedded_suite
 
     pair = Models.of(args).name
-    return args.suites or [embedded_suite(name, pair) for name in DEFAULT_NAMES]
+    return args.suites or [embedded_suite(name, pair) for name in names or DEFAULT_NAMES]
 
 
 def print_table(table, digits: int = 2) -> None:
@@ -368,10 +426,8 @@ def decode(args) -> None:
     from specdec.core import decode as decoding
 
     models = Models.of(args)
-    # a wrong name is refused before a model is read; without a policy it is the pair's tuned tree
-    policy = None
-    if args.policy != "tuned":
-        policy = models.method(args.policy)
+    # None is the pair's tuned tree
+    policy = None if args.policy == "tuned" else models.method(args.policy)
     pair = models.load()
     settings = options_of(args, DECODING)
     if args.policy == "autoregressive":
@@ -449,7 +505,7 @@ def estimate(args) -> None:
 def record(args) -> None:
     """record what every tree would accept, so that any policy can be replayed"""
     from specdec import runs
-    from specdec.data.suites import NAMES, Prompt, embedded_suite
+    from specdec.data.suites import NAMES, Prompt
     from specdec.replays import record as recording
     from specdec.tools.estimate import estimate_record
     from specdec.training.drafter.generate_data import read_prompts
@@ -459,7 +515,7 @@ def record(args) -> None:
     settings = options_of(args, f"{DECODING} {SHAPES} limit on jobs")
     widths = (*args.top_ks, *args.trees)
     settings["lengths"] = recording.usual_lengths(pair, widths, args.depth)
-    prompts: Any = args.suites or [embedded_suite(name, pair.name) for name in NAMES]
+    prompts: Any = suites_of(args, NAMES)
     if args.data:  # the user's turns of every line: the pair gives its own answers
         name = Path(args.data).stem
         prompts = {name: []}
@@ -472,26 +528,27 @@ def record(args) -> None:
     print(needed.sentence, file=sys.stderr)
     if args.estimate:
         return
-    if not needed.fits:
-        raise SpecdecError(needed.sentence)
     # 3. the recording, which other commands then find
     trace = recording.record(pair, prompts, **settings)
     print(f"{trace!r}", file=sys.stderr)
-    for run in runs.find("record"):
-        if run.key == trace.header["key"]:
-            leave_recording(run.directory, trace)
-            print(run.directory)
+    folder = runs.runs_dir() / f"record-{trace.header['key'][:12]}"
+    leave_recording(folder, trace)
+    print(folder)
 
 
 @command("generate-data", "TARGET out tokens minutes answer_tok seed", PLACE, out=...)
 def generate_data(args) -> None:
     """let a chat model write prompts and answers to train its drafter on"""
+    from specdec.models.eagle_network import default_taps
     from specdec.training.drafter import generate_data as chats
 
-    settings = options_of(args, "seed answer_tok")
-    config = chats.ChatConfig(**settings)
-    end = options_of(args, "tokens minutes")
-    files = chats.generate_chats(Models.of(args).load(), config, args.out, **end)
+    config = chats.ChatConfig(**options_of(args, "seed answer_tok"))
+    pair = Models.of(args).load()
+    try:  # its chats serve every drafter
+        default_taps(pair.target.num_layers)
+    except SpecdecError as error:
+        warnings.warn(error, stacklevel=1)
+    files = chats.generate_chats(pair, config, args.out, **options_of(args, "tokens minutes"))
     print(f"{args.out} holds {files.answer_tok:,} answer tokens ({dict(files.counts)}).")
 
 
@@ -523,6 +580,8 @@ def calibrate(args) -> None:
 def train_drafter(args) -> None:
     """train a drafter of one kind, or continue one (ppow)"""
     from specdec.data.corpus import CorpusChats
+    from specdec.models.eagle_network import default_taps
+    from specdec.models.load import target_config
     from specdec.training.drafter import chats, eagle3, presets
 
     # without chats a drafter is continued on the target's own answers to the corpus
@@ -530,6 +589,8 @@ def train_drafter(args) -> None:
     names = (args.system, args.target, preset, args.set, args.start_from)
     aims = options_of(args, "seed fields objective")
     settings, aim, start = presets.training_named(*names, **aims)
+    if aim.network in ("eagle3", "block"):
+        default_taps(target_config(args.target).num_hidden_layers)
     budget = presets.Budget(**options_of(args, "minutes steps seed device"))
     conversations = chats.load_conversations(args.data) if args.data else CorpusChats()
     how: dict = {"settings": settings, "objective": aim, "start_from": start, "budget": budget}
@@ -608,12 +669,14 @@ RUNNING = "only p smoke all force scale on jobs"
 @command("reproduce", RUNNING)
 def reproduce(args) -> int:
     """run the notebooks whose results are out of date, and write a page of all results"""
+    from specdec.parallel import interruptible
     from specdec.tools import book
 
     opened = book.Book(args.scale)
     values = {name: value_of(text) for name, text in args.p}
     how = options_of(args, "force smoke on jobs")
-    report = book.run(opened, args.only, parameters=values, everything=args.all, **how)
+    with interruptible():
+        report = book.run(opened, args.only, parameters=values, everything=args.all, **how)
     if not args.only:
         book.write_page(opened)
     return int(report["state"].isin(["failed", "skipped"]).any())

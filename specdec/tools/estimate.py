@@ -7,7 +7,6 @@ GPU elsewhere, from its data sheet. Of a recording, a few prompts are recorded a
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterable
@@ -104,7 +103,8 @@ def estimate(
         number_format, place = load.placement(dtype, loading.get("device", "auto"))
     if number_format in (None, "auto"):
         number_format = torch.bfloat16
-    free_gib = MEMORY_GB[gpu] * 1e9 / GIB if gpu else free_memory_gib(place)
+    free = MEMORY_GB[gpu] * 1e9 if gpu else free_bytes(place)
+    free_gib = None if free is None else free / GIB
     # 2. memory
     target, network = shapes_of(pair, loading.get("drafter"))
     sizes = _memory(target, network, number_format, tree, max_new_tokens)
@@ -195,12 +195,6 @@ def _memory(target, network, dtype: torch.dtype, tree: TreeConfig, new_tok: int)
     return [size / GIB for size in (width * weights, rows * width * kept, max(reading, verifying))]
 
 
-def free_memory_gib(device: torch.device) -> float | None:
-    """Memory that can be taken without swapping; None if the system does not report it."""
-    free = free_bytes(device)
-    return free and free / GIB
-
-
 def _probe(pair: Pair, item, tree: TreeConfig, new_tok: int) -> pd.Series:
     """Seconds of one turn of `new_tok` tokens by both methods, from a few tokens of one prompt."""
     prompt = pair.ids_of(conversation(pair, item, 0, []))
@@ -224,21 +218,16 @@ class RecordEstimate:
     turns: int
     positions: int
     megabytes: float
-    free_megabytes: float
     minutes: float
 
     @property
-    def fits(self) -> bool:
-        return self.megabytes <= self.free_megabytes
-
-    @property
     def sentence(self) -> str:
-        text = f"recording {self.prompts} prompts ({self.turns} turns) of {self.pair}: about "
-        minutes = max(1, self.minutes)
-        text += f"{self.positions} positions, {self.megabytes:.0f} MB, {minutes:.0f} min"
-        if not self.fits:
-            text += f", but only {self.free_megabytes:.0f} MB are free: record fewer widths"
-        return f"{text}."
+        size = (
+            f"{self.positions} positions, {self.megabytes:.0f} MB, {max(1, self.minutes):.0f} min"
+        )
+        return (
+            f"recording {self.prompts} prompts ({self.turns} turns) of {self.pair}: about {size}."
+        )
 
 
 def estimate_record(
@@ -252,8 +241,8 @@ def estimate_record(
     >>> pair = specdec.load_pair("tiny", dtype="float32")
     >>> settings = dict(max_new_tokens=8, depth=3, top_ks=(2, 3), trees=())
     >>> needed = estimate_record(pair, {"mine": ["What is 2 + 3?"]}, samples=1, **settings)
-    >>> needed.turns, needed.fits
-    (1, True)
+    >>> needed.prompts, needed.turns
+    (1, 1)
     """
     config = runs.configured(config, RecordConfig, settings)
     record.check(pair, config)
@@ -291,7 +280,6 @@ def estimate_record(
         turns=turns,
         positions=round(positions),
         megabytes=float(size) / 1e6,
-        free_megabytes=shutil.disk_usage(nearest_existing(runs.runs_dir(config.scale))).free / 1e6,
         minutes=float(turns * answer_s + positions * trees_s / grown) / 60,
     )
 
@@ -308,17 +296,12 @@ def _written_bytes(tables: list[dict]) -> int:
     return written
 
 
-def nearest_existing(folder: Path) -> Path:
-    """The folder, or the nearest existing one above it."""
-    return next(place for place in (folder.resolve(), *folder.resolve().parents) if place.exists())
-
-
 def checks(names=load.SHIPPED) -> pd.DataFrame:
     """One row per fact: fact, value, state (OK, NOTE for a possible improvement, FAULT)."""
     facts = machine.fingerprint()
     rows = [("CPU", f"{facts['cpu']}, {facts['cores']} usable cores, {facts['system']}", OK)]
     rows.append(("GPU", facts["gpu"] or "none", OK))
-    rows.append(("memory", f"{free_memory_gib(torch.device('cpu')) or np.nan:.1f} GiB free", OK))
+    rows.append(("memory", f"{(free_bytes() or np.nan) / GIB:.1f} GiB free", OK))
     # 1. what slows decoding down
     crowded = machine.Neighbours().crowded()
     if crowded:
@@ -334,6 +317,8 @@ def checks(names=load.SHIPPED) -> pd.DataFrame:
     if folder:
         exists = Path(folder).expanduser().is_dir()
         rows.append(("benchmarks", folder, OK if exists else FAULT))
-    writable = os.access(nearest_existing(runs.home()), os.W_OK)
+    # the folder of results may have to be made
+    nearest = next(filter(Path.exists, (runs.home(), *runs.home().parents)))
+    writable = os.access(nearest, os.W_OK)
     rows.append(("results", str(runs.home()), OK if writable else FAULT))
     return pd.DataFrame(rows, columns=["fact", "value", "state"])
