@@ -25,8 +25,7 @@ SCALES = ("laptop", "paper")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 GPUS = ("a100", "h100", "rtx3090", "t4")
 CONSTANTS = {"true": True, "false": False, "null": None}  # of YAML, in lower case
-# Names of other modules, which import torch.
-SHIPPED = ("tiny", "small")
+# of drafters, as in `pairs.KINDS`, which imports torch
 KINDS = """eagle3 prompt_lookup suffix lookahead hybrid eagle1 griffin block medusa hydra
 lm""".split()
 AT_LEAST_1 = "max_new_tokens top_ks trees family most_nodes jobs steps tokens answer_tok".split()
@@ -103,29 +102,11 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 PAIR = "pair target drafter"
 PLACE = "dtype device device_map"
 DECODING = "max_new_tokens temperature seed"
-AUDITED = f"methods suites limit part {PAIR} {PLACE} {DECODING}"
 SHAPES = "depth top_ks trees family most_nodes"
-MEASURING = "force on jobs"
-
-# name -> (function, its options, defaults that differ from OPTIONS)
-COMMANDS: dict[str, tuple[Callable, str, dict[str, Any]]] = {}
-
-
-def command(name: str, *options: str, **defaults) -> Callable:
-    """Decorator that adds a function to COMMANDS; its docstring is the help.
-
-    An option in capitals is a positional argument, one with the default ... is required.
-    """
-
-    def add(function: Callable) -> Callable:
-        COMMANDS[name] = (function, " ".join(options), defaults)
-        return function
-
-    return add
 
 
 def add_option(parser: argparse.ArgumentParser, name: str, defaults: dict[str, Any]) -> None:
-    """The argument of an option."""
+    """The argument of an option; one with the default ... is required."""
     text, usual = OPTIONS[name.lower()]
     arguments = dict(usual)
     if name.isupper():
@@ -148,13 +129,13 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="command")
     training = commands.add_parser("train", help="train a drafter or a controller")
     systems = training.add_subparsers(dest="system", required=True, metavar="system")
-    for name, (function, options, defaults) in COMMANDS.items():
+    for name, (function, options) in COMMANDS.items():
         group, _, last = name.rpartition(" ")
         about = {"help": function.__doc__, "description": function.__doc__}
         each = (systems if group else commands).add_parser(last, **about)
         each.set_defaults(run=function)
         for option in options.split():
-            add_option(each, option, defaults)
+            add_option(each, option, DEFAULTS.get(name, {}))
     return top
 
 
@@ -205,7 +186,7 @@ def known_names() -> dict[str, Sequence[str]]:
     for file in ("models/presets.yml", "data/suites.yml"):
         path = Path(__file__).parents[1] / file
         tables.append(yaml.safe_load(path.read_text(encoding="utf-8")))
-    pairs, benchmarks = [*SHIPPED, *tables[0]], tables[1]
+    pairs, benchmarks = ["tiny", "small", *tables[0]], tables[1]
     suites = [f"{form}{name}" for form in ("", "laptop/", "toy/") for name in benchmarks]
     methods = ["autoregressive", "static", "tuned", *TREES]
     files: dict[str, Sequence[str]] = dict.fromkeys(("data", "trace", "start_from"), ())
@@ -346,8 +327,7 @@ def find_recording(folder: str | None, pair: str | None):
     place = Path(folder) if folder else runs.recorded(pair)
     if folder or (recording_folder(place) / "trace.json").is_file():
         return open_trace(place, pair)
-    advice = "run `specdec record` for it, or name a recording with --trace"
-    raise SpecdecError(f"nothing was recorded with {pair} yet; {advice}.")
+    raise SpecdecError(f"nothing was recorded with {pair}; run `specdec record` or give --trace.")
 
 
 def find_costs(text: str | None, pair: str, dtype: str):
@@ -356,8 +336,8 @@ def find_costs(text: str | None, pair: str, dtype: str):
 
     place = costs_file(pair, dtype)
     if not text and not place.is_file():
-        advice = "run `specdec calibrate` for it, or give --costs a file or a hardware profile"
-        raise SpecdecError(f"there are no costs of {pair} in {dtype} yet; {advice}.")
+        why = f"there are no costs of {pair} in {dtype}"
+        raise SpecdecError(f"{why}; run `specdec calibrate`, or give a file or profile (--costs).")
     return prices(text or place)
 
 
@@ -400,7 +380,6 @@ def print_table(table, digits: int = 2) -> None:
     print(markdown(table, digits=digits))
 
 
-@command("doctor")
 def doctor(args) -> int:
     """report this machine's features and missing parts"""
     from specdec.tools import estimate
@@ -410,7 +389,6 @@ def doctor(args) -> int:
     return int((checks["state"] == estimate.FAULT).any())
 
 
-@command("pairs")
 def pairs(args) -> None:
     """list the pairs known by name to --pair and the notebooks"""
     from specdec.models.load import at_hand
@@ -420,7 +398,6 @@ def pairs(args) -> None:
         print(f"{name:20} {'available' if at_hand(name) else 'to be downloaded'}")
 
 
-@command("decode", "PROMPT policy", PAIR, PLACE, DECODING)
 def decode(args) -> None:
     """decode one prompt and print text, tau and tokens per second"""
     from specdec.core import decode as decoding
@@ -440,7 +417,6 @@ def decode(args) -> None:
     print(f"[{args.policy}: {facts}, {out.tokens_per_s:.0f} tokens/s]", file=sys.stderr)
 
 
-@command("audit", AUDITED, max_new_tokens=32, temperature=None)
 def audit(args) -> int:
     """check that no tree and no policy changes the text, at temperature 0 and 1"""
     from specdec.data.suites import gather, openings
@@ -465,7 +441,6 @@ def audit(args) -> int:
     return int(not result.passed)
 
 
-@command("evaluate", "methods tuned suites limit part", MEASURING, PAIR, PLACE, DECODING)
 def evaluate(args) -> None:
     """measure the speed of methods on suites (default: plain decoding and EAGLE-3's trees)"""
     from specdec.evaluation import bench, tuning
@@ -481,7 +456,7 @@ def evaluate(args) -> None:
         methods["tuned"] = tuning.tune_static(pair, suites, **options_of(args, DECODING)).policy
         args.part = "test"
     # a run of the same settings is continued or reused
-    settings = options_of(args, f"{DECODING} {MEASURING} limit part")
+    settings = options_of(args, f"{DECODING} force on jobs limit part")
     run = bench.evaluate(methods, suites, pair, **settings)
     columns = ["suite", "method", "prompts", "speedup", "speedup_low", "speedup_high", "tau"]
     columns += ["tok_per_s", "same_frac", "accuracy_frac"]
@@ -489,7 +464,6 @@ def evaluate(args) -> None:
     print(run.directory)
 
 
-@command("estimate", f"gpu max_new_tokens dtype device suites limit {PAIR}")
 def estimate(args) -> None:
     """estimate memory and time of a run before it runs"""
     from specdec.tools.estimate import estimate as expected
@@ -501,7 +475,6 @@ def estimate(args) -> None:
     print(needed.sentence, file=sys.stderr)
 
 
-@command("record", "data estimate on jobs suites limit", SHAPES, PAIR, PLACE, DECODING, limit=40)
 def record(args) -> None:
     """record what every tree would accept, so that any policy can be replayed"""
     from specdec import runs
@@ -536,7 +509,6 @@ def record(args) -> None:
     print(folder)
 
 
-@command("generate-data", "TARGET out tokens minutes answer_tok seed", PLACE, out=...)
 def generate_data(args) -> None:
     """let a chat model write prompts and answers to train its drafter on"""
     from specdec.models.eagle_network import default_taps
@@ -552,7 +524,6 @@ def generate_data(args) -> None:
     print(f"{args.out} holds {files.answer_tok:,} answer tokens ({dict(files.counts)}).")
 
 
-@command("score", "POLICY trace costs")
 def score(args) -> None:
     """judge a controller by replay: speed over plain decoding and the tuned tree"""
     from specdec.evaluation.score import score as judge
@@ -562,7 +533,6 @@ def score(args) -> None:
     print(f"\n{result.sentence}")
 
 
-@command("calibrate", "seconds seed", PAIR, PLACE)
 def calibrate(args) -> None:
     """measure the time of every part of a cycle on this machine"""
     from specdec.core.pair import dtype_name
@@ -630,19 +600,6 @@ def train_controller(args) -> None:
     print(folder)
 
 
-TRAINING = "target out data preset set steps seed restart"
-MORE = {"eagle3": "", "ppow": "objective fields", "resps": "variant", "ltd": "order"}
-NEEDED = {"target": ..., "out": ..., "device": None}
-for _kind in DRAFTERS:
-    _options = f"{TRAINING} device start_from minutes {MORE.get(_kind, 'fields')}"
-    _preset = None if _kind == "ppow" else "small"
-    COMMANDS[f"train {_kind}"] = (train_drafter, _options, {**NEEDED, "preset": _preset})
-for _kind in SYSTEMS:
-    _options = f"{TRAINING} pair drafter trace costs budget {MORE.get(_kind, '')}"
-    COMMANDS[f"train {_kind}"] = (train_controller, _options, {"preset": "ours"})
-
-
-@command("items", "scale publish replace")
 def items(args) -> int:
     """list the papers' tables and figures and the state of each"""
     from specdec import runs
@@ -663,10 +620,6 @@ def items(args) -> int:
     return int((published["state"] == "refused").any())
 
 
-RUNNING = "only p smoke all force scale on jobs"
-
-
-@command("reproduce", RUNNING)
 def reproduce(args) -> int:
     """run the notebooks whose results are out of date, and write a page of all results"""
     from specdec.parallel import interruptible
@@ -682,7 +635,6 @@ def reproduce(args) -> int:
     return int(report["state"].isin(["failed", "skipped"]).any())
 
 
-@command("book", "ACTION out check", RUNNING)
 def use_book(args) -> int:
     """run the notebooks, list them, write them as pages or for students, open them, or tidy them"""
     from specdec import runs
@@ -703,6 +655,44 @@ def use_book(args) -> int:
     print(*lines or ["everything is tidy"], sep="\n")
     return int(args.check and bool(lines))
 
+
+MODELS = f"{PAIR} {PLACE}"
+RUNNING = "only p smoke all force scale on jobs"
+TRAINING = "out data preset set steps seed restart"
+# name -> (function, its options); the function's docstring is the help, and an option in capitals
+# is a positional argument
+COMMANDS: dict[str, tuple[Callable, str]] = {
+    "doctor": (doctor, ""),
+    "pairs": (pairs, ""),
+    "decode": (decode, f"PROMPT policy {MODELS} {DECODING}"),
+    "audit": (audit, f"methods suites limit part {MODELS} {DECODING}"),
+    "evaluate": (evaluate, f"methods tuned suites limit part force on jobs {MODELS} {DECODING}"),
+    "estimate": (estimate, f"gpu max_new_tokens dtype device suites limit {PAIR}"),
+    "record": (record, f"data estimate on jobs suites limit {SHAPES} {MODELS} {DECODING}"),
+    "generate-data": (generate_data, f"TARGET out tokens minutes answer_tok seed {PLACE}"),
+    "score": (score, "POLICY trace costs"),
+    "calibrate": (calibrate, f"seconds seed {MODELS}"),
+    "items": (items, "scale publish replace"),
+    "reproduce": (reproduce, RUNNING),
+    "book": (use_book, f"ACTION out check {RUNNING}"),
+}
+# command -> defaults that differ from OPTIONS
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "audit": {"max_new_tokens": 32, "temperature": None},
+    "record": {"limit": 40},
+    "generate-data": {"out": ...},
+    "train ppow": {"preset": None},
+}
+_more = {"eagle3": "", "ppow": "objective fields", "resps": "variant", "ltd": "order"}
+for _kind in DRAFTERS:
+    _options = f"target {TRAINING} device start_from minutes {_more.get(_kind, 'fields')}"
+    COMMANDS[f"train {_kind}"] = (train_drafter, _options)
+    _usual = {"target": ..., "out": ..., "device": None, "preset": "small"}
+    DEFAULTS[f"train {_kind}"] = {**_usual, **DEFAULTS.get(f"train {_kind}", {})}
+for _kind in SYSTEMS:
+    _options = f"{TRAINING} {PAIR} trace costs budget {_more.get(_kind, '')}"
+    COMMANDS[f"train {_kind}"] = (train_controller, _options)
+    DEFAULTS[f"train {_kind}"] = {"preset": "ours"}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -142,8 +142,6 @@ def shapes_of(pair: str | Pair, drafter: str | None = None) -> tuple:
         shape = {"tie_word_embeddings": False, **preset.shape}
         config = getattr(transformers, shape.pop("class"))(**shape)
     else:
-        if not runs.placed(pair).exists() and "/" not in pair:
-            check_name("preset", pair, pairs.names())
         config = load.target_config(pair)
     kind, _ = pairs.kind_and_source(drafter or "")
     if kind and not pairs.KINDS[kind].needs_folder:
@@ -222,12 +220,9 @@ class RecordEstimate:
 
     @property
     def sentence(self) -> str:
-        size = (
-            f"{self.positions} positions, {self.megabytes:.0f} MB, {max(1, self.minutes):.0f} min"
-        )
-        return (
-            f"recording {self.prompts} prompts ({self.turns} turns) of {self.pair}: about {size}."
-        )
+        text = f"recording {self.prompts} prompts ({self.turns} turns) of {self.pair}: about "
+        size = f"{self.positions} positions, {self.megabytes:.0f} MB"
+        return f"{text}{size}, {max(1, self.minutes):.0f} min."
 
 
 def estimate_record(
@@ -257,17 +252,17 @@ def estimate_record(
         texts = dict(drive((recorder.continuing(start) for start in starts), ROWS))
         answer_s = (time.perf_counter() - begin) / len(starts)
     answer_tok = np.mean([length for _, length in texts.values()])
+
     # 2. the trees of a third of them; the first one is grown twice, as a warm-up
-    tables = []
-    for number in (0, *range(0, len(starts), 3)):
+    def grow(number: int) -> dict:
         ids, kept_tok = texts[number]
-        if len(tables) == 1:
-            begin = time.perf_counter()
-        if kept_tok > 1:
-            last = min(kept_tok, PROBE_TOK + 1)
-            tables.append(recorder.positions(ids, len(starts[number]), last))
+        return recorder.positions(ids, len(starts[number]), min(kept_tok, PROBE_TOK + 1))
+
+    numbers = [number for number in range(0, len(starts), 3) if texts[number][1] > 1]
+    list(map(grow, numbers[:1]))
+    begin = time.perf_counter()
+    tables = list(map(grow, numbers))
     trees_s = time.perf_counter() - begin
-    tables = tables[1:]
     grown = max(1, sum(len(table["positions"]["context_tok"]) for table in tables))
     # 3. all prompts, from these
     turns = sum(len(item.turns) for item in items)
