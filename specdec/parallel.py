@@ -70,7 +70,6 @@ def interruptible() -> Iterator[None]:
         _interrupts.append(number)
         raise KeyboardInterrupt
 
-    _interrupts.clear()
     usual = signal.signal(signal.SIGINT, stop)
     try:
         yield

@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import re
-import secrets
 import signal
 import subprocess
 import sys
@@ -38,7 +37,7 @@ REFUSED = tuple(
     os.rmdir os.set os.utime sqlite3. syslog. resource. pty. gc. sys.addaudithook cpython.
     code.__new__""".split()
 )
-UNSEEN = ("mknod", "mkfifo")  # what Python creates without a report
+PASSED = 117  # exit status after all tests; exiting early with status 0 is not a pass
 
 
 def passes(check: dict, text: str) -> bool:
@@ -99,28 +98,22 @@ def _passes_tests(check: dict, text: str) -> bool:
         from specdec.errors import SpecdecError
 
         raise SpecdecError("answers of code run on Linux and macOS only; leave out their suites.")
-    # printed after all tests have passed: exiting early with status 0 is not a pass
-    token = secrets.token_hex(16)
-    job = {"program": _program(check, text), "tests": check["tests"], "passed": token}
+    job = json.dumps({"program": _program(check, text), "tests": check["tests"]})
     # the working directory stays clean
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         command = [sys.executable, "-I", os.path.abspath(__file__)]
-        child = subprocess.Popen(command, **pipes, cwd=folder, env={}, start_new_session=True)
-        try:
-            verdict = child.communicate(json.dumps(job).encode(), timeout=CODE_TIMEOUT_S)[0]
-        except subprocess.TimeoutExpired:
-            verdict = b""
+        options = dict(cwd=folder, env={}, start_new_session=True, stdin=subprocess.PIPE)
+        child = subprocess.Popen(command, **options)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.communicate(job.encode(), timeout=CODE_TIMEOUT_S)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
-    return verdict == token.encode()
+    return child.returncode == PASSED
 
 
 def guard(folder: str):
-    """The audit hook: refuses REFUSED, writing outside `folder`, and open folders, relative to
-    which reported paths can mislead.
-    """
+    """The audit hook: refuses REFUSED and writing outside `folder`."""
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
     def hook(event: str, arguments: tuple) -> None:
@@ -128,8 +121,7 @@ def guard(folder: str):
             raise PermissionError(event)
         if event == "open" and isinstance(arguments[0], str | bytes):
             path = os.path.realpath(os.fsdecode(arguments[0]))
-            outside = not path.startswith((folder + os.sep, os.devnull))
-            if os.path.isdir(path) or (arguments[2] & writing and outside):
+            if arguments[2] & writing and not path.startswith((folder + os.sep, os.devnull)):
                 raise PermissionError(path)
 
     return hook
@@ -148,23 +140,17 @@ def confine() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nothing, number)
-    # what the hook would not hear of
-    for name in UNSEEN:
-        for module in (os, sys.modules["posix"]):
-            vars(module).pop(name, None)
     sys.addaudithook(guard(os.path.realpath(os.getcwd())))
 
 
 def main() -> None:
-    """The child: run the program and its tests, then write the token."""
+    """The child: run the program and its tests, then exit with PASSED."""
     job = json.load(sys.stdin)
-    output = os.dup(1)
     confine()
     names = {"__name__": "answer"}
     exec(compile(job["program"], "<answer>", "exec"), names)
     exec(compile("\n\n".join(job["tests"]), "<tests>", "exec"), names)
-    os.write(output, job["passed"].encode())
-    os._exit(0)
+    os._exit(PASSED)
 
 
 if __name__ == "__main__":

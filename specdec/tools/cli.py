@@ -34,6 +34,8 @@ FLAG: dict[str, Any] = {"action": "store_true"}
 WORDS: dict[str, Any] = {"nargs": "*", "action": "extend", "default": []}
 NUMBERS: dict[str, Any] = {"nargs": "*", "type": int, "default": ()}
 TUNED: dict[str, Any] = {"default": "tuned"}
+NAMED: dict[str, Any] = {"nargs": 2, "action": "append", "default": []}
+NAMED["metavar"] = ("NAME", "VALUE")
 # name -> (help, the other arguments of argparse's add_argument)
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     # the pair and its place
@@ -90,10 +92,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "all": ("run every notebook of the book, not only the main ones", FLAG),
     "scale": ("budgets of the notebooks", {"choices": SCALES, "default": "laptop"}),
     "only": ("names of notebooks or beginnings of them (2: the twenties)", WORDS),
-    "p": (
-        "set a parameter of the notebooks (repeatable)",
-        {"action": "append", "nargs": 2, "default": [], "metavar": ("NAME", "VALUE")},
-    ),
+    "p": ("set a parameter of the notebooks (repeatable)", NAMED),
     "smoke": ("run with the small settings of the tests", FLAG),
     "publish": ("copy the items of the runs into figures/", FLAG),
     "replace": ("with --publish: also replace items with more rows than these", FLAG),
@@ -182,11 +181,9 @@ def known_names() -> dict[str, Sequence[str]]:
 
     from specdec.core.tree_config import TREES
 
-    tables = []
-    for file in ("models/presets.yml", "data/suites.yml"):
-        path = Path(__file__).parents[1] / file
-        tables.append(yaml.safe_load(path.read_text(encoding="utf-8")))
-    pairs, benchmarks = ["tiny", "small", *tables[0]], tables[1]
+    package = Path(__file__).parents[1]
+    pairs = ["tiny", "small", *yaml.safe_load((package / "models/presets.yml").read_bytes())]
+    benchmarks = yaml.safe_load((package / "data/suites.yml").read_bytes())
     suites = [f"{form}{name}" for form in ("", "laptop/", "toy/") for name in benchmarks]
     methods = ["autoregressive", "static", "tuned", *TREES]
     files: dict[str, Sequence[str]] = dict.fromkeys(("data", "trace", "start_from"), ())
@@ -284,8 +281,7 @@ class Models:
         from specdec.models.load import load_pair
 
         place = {"target" if self.target else "name": self.base, "drafter": self.drafter}
-        placing = {"dtype": self.dtype, "device": self.device, "device_map": self.device_map}
-        pair = load_pair(**place, **placing)
+        pair = load_pair(**place, dtype=self.dtype, device=self.device, device_map=self.device_map)
         pair.name = self.name
         return pair
 
