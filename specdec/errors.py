@@ -21,8 +21,8 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 # Classes that an annotation also accepts: NumPy's numbers, and lists in place of tuples.
-SEQUENCES = (tuple, list)
-WIDER = {int: numbers.Integral, float: numbers.Real, tuple: SEQUENCES, list: SEQUENCES}
+WIDER: dict[Any, Any] = {int: numbers.Integral, float: numbers.Real}
+WIDER[tuple] = WIDER[list] = (tuple, list)
 
 
 class SpecdecError(ValueError):
@@ -53,9 +53,10 @@ def keeping(so_far: Callable[[Any], Any]) -> Iterator[None]:
 
 
 def nearest_name_error(what: str, name: str, known) -> SpecdecError:
-    """The error for an unknown name, with the nearest known names (or all of them)."""
+    """The error for an unknown name, with one or two of the nearest known names."""
     names = list(known)
-    near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.4) or sorted(names)
+    near = difflib.get_close_matches(str(name), names, n=2, cutoff=0.6)
+    near = near or difflib.get_close_matches(str(name), names, n=1, cutoff=0.0)
     return SpecdecError(f"unknown {what} {name!r}; did you mean {', '.join(map(repr, near))}?")
 
 
@@ -153,16 +154,14 @@ def check_fields(config, **limits: tuple[float, float]) -> None:
 
 
 def door(function: Function) -> Function:
-    """Decorator of public functions: refuses arguments that do not match the annotations."""
+    """Decorator of functions without *args: refuses what does not match the annotations."""
     signature = inspect.signature(function)
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         hints = _hints(function)
         for name, value in signature.bind(*args, **kwargs).arguments.items():
-            # *args and **kwargs have the annotation of their elements
-            if name in hints and signature.parameters[name].kind not in several:
+            if name in hints:
                 check_kind(f"{name} of {function.__name__}()", value, hints[name])
         return function(*args, **kwargs)
 

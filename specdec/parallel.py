@@ -7,7 +7,9 @@ the second time. On a cluster all machines must see that folder; SLURM users sta
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -16,6 +18,7 @@ from specdec import machine, runs
 from specdec.errors import SpecdecError, check_integer, first_line, nearest_name_error
 
 PLACES = ("local", "ray")  # and ray://host:port
+_interrupts: list[int] = []
 
 
 def parallel(tasks, on=None, jobs=None, timed=False, desc="tasks", progress=True) -> list[Any]:
@@ -28,6 +31,8 @@ def parallel(tasks, on=None, jobs=None, timed=False, desc="tasks", progress=True
     """
     tasks = list(tasks)
     place = checked_place(on, jobs)
+    if _interrupts:
+        raise KeyboardInterrupt
     if place is None:
         return [task() for task in tqdm(tasks, desc, disable=not progress)]
     import joblib
@@ -55,6 +60,22 @@ def parallel(tasks, on=None, jobs=None, timed=False, desc="tasks", progress=True
         why = f"{len(failed)} of {len(tasks)} {desc} failed, the first with: {failed[0]}"
         raise SpecdecError(f"{why}; the others are kept, and the same call tries these again.")
     return results
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Inside, no task begins after Ctrl-C, even if a library swallowed the KeyboardInterrupt."""
+
+    def stop(number: int, _: Any) -> None:
+        _interrupts.append(number)
+        raise KeyboardInterrupt
+
+    usual = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        _interrupts.clear()
 
 
 class _Failure(str):

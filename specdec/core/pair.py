@@ -80,7 +80,7 @@ class Pair:
     def needed_drafter(self) -> Drafter:
         """The drafter; SpecdecError where there is none."""
         if self.drafter is None:
-            advice = "load one with load_pair(target=..., drafter=...) or use autoregress()"
+            advice = "name one, such as suffix (drafter=, --drafter), or decode with autoregressive"
             raise SpecdecError(f"this pair has no drafter; {advice}.")
         return self.drafter
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from specdec.errors import SpecdecError, check_integer
+
+if TYPE_CHECKING:
+    import torch
 
 GIB = 1 << 30
 Beam = tuple[int, ...]  # nodes to expand per level
@@ -179,7 +181,9 @@ def check_memory(what: str, size: int, device: torch.device | str = "cpu") -> No
 
 def free_bytes(device: torch.device | str = "cpu") -> int | None:
     """Memory that can be taken without swapping; None if the system does not report it."""
-    if torch.device(device).type == "cuda":
+    if str(device).startswith("cuda"):
+        import torch  # so that names of trees are known without it
+
         return torch.cuda.mem_get_info(device)[0]
     with contextlib.suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():

@@ -21,7 +21,7 @@ from specdec import runs
 from specdec.core.decode import ids_of_all
 from specdec.core.pair import Pair
 from specdec.data.answer_checks import passes
-from specdec.errors import SpecdecError, check_integer, check_name, warn
+from specdec.errors import SpecdecError, check_integer, check_name
 from specdec.stored import json_line, read_text
 
 SUITE_PROMPTS = 80  # the papers take 80 prompts per benchmark
@@ -108,19 +108,14 @@ def usual_suites(names: Iterable[str], pair: str) -> list[str]:
     """The suites measured by default: those of `names` in the folder SPECDEC_DATA, else, and for
     TOY_PAIRS (whose answers to real prompts mean nothing), their embedded forms.
     """
-    names = [check_name("suite", name, SUITES) for name in names]
     folder = os.environ.get(DATA_VARIABLE)
-    real = [name for name in names if "/" not in name]
-    absent = real
-    if folder:
-        absent = [name for name in real if not Path(folder, SUITES[name].file).is_file()]
-    # "small+suffix" is the small pair with another drafter
-    if absent == real or pair.partition("+")[0] in TOY_PAIRS:
-        return [embedded_suite(name, pair) for name in names]
-    if absent:
-        advice = f"name the forms that come with the package, such as laptop/{absent[0]}"
-        warn(f"{folder} lacks {', '.join(absent)}, which are not measured; {advice}.")
-    return [name for name in names if name not in absent]
+    suites = []
+    for name in names:
+        file = SUITES[check_name("suite", name, SUITES)].file
+        # "small+suffix" is the small pair with another drafter
+        real = folder and Path(folder, file).is_file() and pair.partition("+")[0] not in TOY_PAIRS
+        suites.append(name if real else embedded_suite(name, pair))
+    return suites
 
 
 def load_suite(

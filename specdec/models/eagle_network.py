@@ -77,7 +77,8 @@ def layer_like(config: Any, vocab_size: int, **fields: Any) -> EagleConfig:
 def default_taps(num_layers: int) -> tuple[int, int, int]:
     """EAGLE-3's three taps: the inputs of layers 2, L // 2 and L - 3 (section 3.1)."""
     if num_layers < 7:
-        raise SpecdecError(f"EAGLE-3 needs a target of at least 7 layers, not {num_layers}.")
+        why = f"EAGLE-3 needs a target of at least 7 layers, not {num_layers}"
+        raise SpecdecError(f"{why}; train eagle1, griffin, medusa, hydra or lm, or take suffix.")
     return 2, num_layers // 2, num_layers - 3
 
 

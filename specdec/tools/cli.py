@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,25 +16,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_integer, check_number, nearest_name_error
 
 SYSTEMS = ("resps", "ltd", "radar", "ours")
 DRAFTERS = "eagle3 ppow block eagle1 hass griffin medusa hydra lm".split()
 ACTIONS = ("run", "contents", "pages", "student", "lab", "tidy")
 SCALES = ("laptop", "paper")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+GPUS = ("a100", "h100", "rtx3090", "t4")
 CONSTANTS = {"true": True, "false": False, "null": None}  # of YAML, in lower case
+# of drafters, as in `pairs.KINDS`, which imports torch
+KINDS = """eagle3 prompt_lookup suffix lookahead hybrid eagle1 griffin block medusa hydra
+lm""".split()
+AT_LEAST_1 = "max_new_tokens top_ks trees family most_nodes jobs steps tokens answer_tok".split()
 
 FLAG: dict[str, Any] = {"action": "store_true"}
 WORDS: dict[str, Any] = {"nargs": "*", "action": "extend", "default": []}
 NUMBERS: dict[str, Any] = {"nargs": "*", "type": int, "default": ()}
 TUNED: dict[str, Any] = {"default": "tuned"}
+NAMED: dict[str, Any] = {"nargs": 2, "action": "append", "default": []}
+NAMED["metavar"] = ("NAME", "VALUE")
 # name -> (help, the other arguments of argparse's add_argument)
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     # the pair and its place
     "pair": ("target and drafter by name, or a folder or hub id (default: small)", {}),
     "target": ("a preset, folder, hub id or GGUF file of a causal language model", {}),
     "drafter": ("a drafter's folder or hub id, or a kind, not the pair's own", {}),
-    "dtype": ("number format of weights: float32, bfloat16 or float16", {"default": "auto"}),
+    "dtype": ("number format of weights", {"choices": DTYPES, "default": "auto"}),
     "device": ("where to run: cpu or cuda", {"default": "auto"}),
     "device_map": ("spread the target's layers over several GPUs: auto, balanced", {}),
     "on": ("several processes or machines: local, ray or ray://host:port", {}),
@@ -52,7 +61,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "seed": ("random seed", {"type": int, "default": 0}),
     "tuned": ("add the fastest static tree on the tuning prompts; judge on the rest", FLAG),
     "force": ("start over instead of continuing or reusing a run", FLAG),
-    "gpu": ("compute from this GPU's data sheet: a100, h100, rtx3090 or t4", {}),
+    "gpu": ("compute from this GPU's data sheet", {"choices": GPUS}),
     "seconds": ("duration of the measurement", {"type": float, "default": 45.0}),
     "estimate": ("only print the estimated time and space", FLAG),
     # recordings
@@ -82,10 +91,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "all": ("run every notebook of the book, not only the main ones", FLAG),
     "scale": ("budgets of the notebooks", {"choices": SCALES, "default": "laptop"}),
     "only": ("names of notebooks or beginnings of them (2: the twenties)", WORDS),
-    "p": (
-        "set a parameter of the notebooks (repeatable)",
-        {"action": "append", "nargs": 2, "default": [], "metavar": ("NAME", "VALUE")},
-    ),
+    "p": ("set a parameter of the notebooks (repeatable)", NAMED),
     "smoke": ("run with the small settings of the tests", FLAG),
     "publish": ("copy the items of the runs into figures/", FLAG),
     "replace": ("with --publish: also replace items with more rows than these", FLAG),
@@ -94,29 +100,11 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 PAIR = "pair target drafter"
 PLACE = "dtype device device_map"
 DECODING = "max_new_tokens temperature seed"
-AUDITED = f"methods suites limit part {PAIR} {PLACE} {DECODING}"
 SHAPES = "depth top_ks trees family most_nodes"
-MEASURING = "force on jobs"
-
-# name -> (function, its options, defaults that differ from OPTIONS)
-COMMANDS: dict[str, tuple[Callable, str, dict[str, Any]]] = {}
-
-
-def command(name: str, *options: str, **defaults) -> Callable:
-    """Decorator that adds a function to COMMANDS; its docstring is the help.
-
-    An option in capitals is a positional argument, one with the default ... is required.
-    """
-
-    def add(function: Callable) -> Callable:
-        COMMANDS[name] = (function, " ".join(options), defaults)
-        return function
-
-    return add
 
 
 def add_option(parser: argparse.ArgumentParser, name: str, defaults: dict[str, Any]) -> None:
-    """The argument of an option."""
+    """The argument of an option; one with the default ... is required."""
     text, usual = OPTIONS[name.lower()]
     arguments = dict(usual)
     if name.isupper():
@@ -139,13 +127,13 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="command")
     training = commands.add_parser("train", help="train a drafter or a controller")
     systems = training.add_subparsers(dest="system", required=True, metavar="system")
-    for name, (function, options, defaults) in COMMANDS.items():
+    for name, (function, options) in COMMANDS.items():
         group, _, last = name.rpartition(" ")
         about = {"help": function.__doc__, "description": function.__doc__}
         each = (systems if group else commands).add_parser(last, **about)
         each.set_defaults(run=function)
         for option in options.split():
-            add_option(each, option, defaults)
+            add_option(each, option, DEFAULTS.get(name, {}))
     return top
 
 
@@ -156,6 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     usual = warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"specdec: {message}\n"
     try:
+        check_options(args)
         return args.run(args) or 0
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         sys.stderr.close()
@@ -168,6 +157,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     finally:
         warnings.formatwarning = usual
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Refuse wrong numbers, names and files now: torch alone takes seconds to import."""
+    names = known_names()
+    for option, value in vars(args).items():
+        for part in value if isinstance(value, list | tuple) else [value]:
+            if type(part) is float:
+                check_number(option, part)
+            elif type(part) is int:
+                check_integer(option, part, int(option in AT_LEAST_1))
+            elif type(part) is str and option in names:
+                check_place(option, part, names[option])
+    if getattr(args, "prompt", None) == "":
+        raise SpecdecError("the prompt is empty; give a text to continue.")
+
+
+def known_names() -> dict[str, Sequence[str]]:
+    """{option: the names that it accepts beside files, folders and hub ids}."""
+    import yaml
+
+    from specdec.core.tree_config import TREES
+
+    package = Path(__file__).parents[1]
+    pairs = ["tiny", "small", *yaml.safe_load((package / "models/presets.yml").read_bytes())]
+    benchmarks = yaml.safe_load((package / "data/suites.yml").read_bytes())
+    suites = [f"{form}{name}" for form in ("", "laptop/", "toy/") for name in benchmarks]
+    methods = ["autoregressive", "static", "tuned", *TREES]
+    files: dict[str, Sequence[str]] = dict.fromkeys(("data", "trace", "start_from"), ())
+    names = {"pair": pairs, "target": pairs, "drafter": KINDS, "policy": methods}
+    return {**files, **names, "methods": methods, "suites": suites, "on": ("local", "ray")}
+
+
+def check_place(option: str, text: str, names: Sequence[str]) -> None:
+    """Refuse what is no name (or name:more), no file or folder, and cannot be a hub id."""
+    from specdec.core.tree_config import tree_from
+
+    kind, _, numbers = text.partition(":")
+    if kind == "static":
+        tree_from(numbers)
+    # below this folder, the results and the checkout, as `runs.placed` looks for it
+    homes = (Path(), Path(os.environ.get("SPECDEC_HOME", "")), Path(__file__).parents[2])
+    place = Path(text).expanduser()
+    if kind in names or any((home / place).exists() for home in homes):
+        return
+    if not names or text.startswith((".", "/", "~")) or text.endswith(".py"):
+        raise SpecdecError(f"there is no file or folder {text}; check the path.")
+    if "/" not in text or option == "suites":
+        raise nearest_name_error(f"value of {option}", text, names)
 
 
 def value_of(text: str) -> Any:
@@ -241,11 +279,8 @@ class Models:
         """The pair with its drafter."""
         from specdec.models.load import load_pair
 
-        source = {"drafter": self.drafter, "dtype": self.dtype, "device": self.device}
-        source["target" if self.target else "name"] = self.base
-        if self.device_map:
-            source["device_map"] = self.device_map
-        pair = load_pair(**source)
+        place = {"target" if self.target else "name": self.base, "drafter": self.drafter}
+        pair = load_pair(**place, dtype=self.dtype, device=self.device, device_map=self.device_map)
         pair.name = self.name
         return pair
 
@@ -287,8 +322,7 @@ def find_recording(folder: str | None, pair: str | None):
     place = Path(folder) if folder else runs.recorded(pair)
     if folder or (recording_folder(place) / "trace.json").is_file():
         return open_trace(place, pair)
-    advice = "run `specdec record` for it, or name a recording with --trace"
-    raise SpecdecError(f"nothing was recorded with {pair} yet; {advice}.")
+    raise SpecdecError(f"nothing was recorded with {pair}; run `specdec record` or give --trace.")
 
 
 def find_costs(text: str | None, pair: str, dtype: str):
@@ -297,8 +331,8 @@ def find_costs(text: str | None, pair: str, dtype: str):
 
     place = costs_file(pair, dtype)
     if not text and not place.is_file():
-        advice = "run `specdec calibrate` for it, or give --costs a file or a hardware profile"
-        raise SpecdecError(f"there are no costs of {pair} in {dtype} yet; {advice}.")
+        why = f"there are no costs of {pair} in {dtype}"
+        raise SpecdecError(f"{why}; run `specdec calibrate`, or give a file or profile (--costs).")
     return prices(text or place)
 
 
@@ -327,12 +361,12 @@ def options_of(args: argparse.Namespace, names: str) -> dict[str, Any]:
     return values
 
 
-def suites_of(args: argparse.Namespace) -> list[str]:
-    """The named suites, or the usual embedded ones for the pair."""
+def suites_of(args: argparse.Namespace, names: Sequence[str] = ()) -> list[str]:
+    """The chosen suites, or embedded ones for the pair: `names` or the usual ones."""
     from specdec.data.suites import DEFAULT_NAMES, embedded_suite
 
     pair = Models.of(args).name
-    return args.suites or [embedded_suite(name, pair) for name in DEFAULT_NAMES]
+    return args.suites or [embedded_suite(name, pair) for name in names or DEFAULT_NAMES]
 
 
 def print_table(table, digits: int = 2) -> None:
@@ -341,7 +375,6 @@ def print_table(table, digits: int = 2) -> None:
     print(markdown(table, digits=digits))
 
 
-@command("doctor")
 def doctor(args) -> int:
     """report this machine's features and missing parts"""
     from specdec.tools import estimate
@@ -351,7 +384,6 @@ def doctor(args) -> int:
     return int((checks["state"] == estimate.FAULT).any())
 
 
-@command("pairs")
 def pairs(args) -> None:
     """list the pairs known by name to --pair and the notebooks"""
     from specdec.models.load import at_hand
@@ -361,16 +393,13 @@ def pairs(args) -> None:
         print(f"{name:20} {'available' if at_hand(name) else 'to be downloaded'}")
 
 
-@command("decode", "PROMPT policy", PAIR, PLACE, DECODING)
 def decode(args) -> None:
     """decode one prompt and print text, tau and tokens per second"""
     from specdec.core import decode as decoding
 
     models = Models.of(args)
-    # a wrong name is refused before a model is read; without a policy it is the pair's tuned tree
-    policy = None
-    if args.policy != "tuned":
-        policy = models.method(args.policy)
+    # None is the pair's tuned tree
+    policy = None if args.policy == "tuned" else models.method(args.policy)
     pair = models.load()
     settings = options_of(args, DECODING)
     if args.policy == "autoregressive":
@@ -383,7 +412,6 @@ def decode(args) -> None:
     print(f"[{args.policy}: {facts}, {out.tokens_per_s:.0f} tokens/s]", file=sys.stderr)
 
 
-@command("audit", AUDITED, max_new_tokens=32, temperature=None)
 def audit(args) -> int:
     """check that no tree and no policy changes the text, at temperature 0 and 1"""
     from specdec.data.suites import gather, openings
@@ -408,7 +436,6 @@ def audit(args) -> int:
     return int(not result.passed)
 
 
-@command("evaluate", "methods tuned suites limit part", MEASURING, PAIR, PLACE, DECODING)
 def evaluate(args) -> None:
     """measure the speed of methods on suites (default: plain decoding and EAGLE-3's trees)"""
     from specdec.evaluation import bench, tuning
@@ -424,7 +451,7 @@ def evaluate(args) -> None:
         methods["tuned"] = tuning.tune_static(pair, suites, **options_of(args, DECODING)).policy
         args.part = "test"
     # a run of the same settings is continued or reused
-    settings = options_of(args, f"{DECODING} {MEASURING} limit part")
+    settings = options_of(args, f"{DECODING} force on jobs limit part")
     run = bench.evaluate(methods, suites, pair, **settings)
     columns = ["suite", "method", "prompts", "speedup", "speedup_low", "speedup_high", "tau"]
     columns += ["tok_per_s", "same_frac", "accuracy_frac"]
@@ -432,7 +459,6 @@ def evaluate(args) -> None:
     print(run.directory)
 
 
-@command("estimate", f"gpu max_new_tokens dtype device suites limit {PAIR}")
 def estimate(args) -> None:
     """estimate memory and time of a run before it runs"""
     from specdec.tools.estimate import estimate as expected
@@ -444,11 +470,10 @@ def estimate(args) -> None:
     print(needed.sentence, file=sys.stderr)
 
 
-@command("record", "data estimate on jobs suites limit", SHAPES, PAIR, PLACE, DECODING, limit=40)
 def record(args) -> None:
     """record what every tree would accept, so that any policy can be replayed"""
     from specdec import runs
-    from specdec.data.suites import NAMES, Prompt, embedded_suite
+    from specdec.data.suites import NAMES, Prompt
     from specdec.replays import record as recording
     from specdec.tools.estimate import estimate_record
     from specdec.training.drafter.generate_data import read_prompts
@@ -458,7 +483,7 @@ def record(args) -> None:
     settings = options_of(args, f"{DECODING} {SHAPES} limit on jobs")
     widths = (*args.top_ks, *args.trees)
     settings["lengths"] = recording.usual_lengths(pair, widths, args.depth)
-    prompts: Any = args.suites or [embedded_suite(name, pair.name) for name in NAMES]
+    prompts: Any = suites_of(args, NAMES)
     if args.data:  # the user's turns of every line: the pair gives its own answers
         name = Path(args.data).stem
         prompts = {name: []}
@@ -471,30 +496,29 @@ def record(args) -> None:
     print(needed.sentence, file=sys.stderr)
     if args.estimate:
         return
-    if not needed.fits:
-        raise SpecdecError(needed.sentence)
     # 3. the recording, which other commands then find
     trace = recording.record(pair, prompts, **settings)
     print(f"{trace!r}", file=sys.stderr)
-    for run in runs.find("record"):
-        if run.key == trace.header["key"]:
-            leave_recording(run.directory, trace)
-            print(run.directory)
+    folder = runs.runs_dir() / f"record-{trace.header['key'][:12]}"
+    leave_recording(folder, trace)
+    print(folder)
 
 
-@command("generate-data", "TARGET out tokens minutes answer_tok seed", PLACE, out=...)
 def generate_data(args) -> None:
     """let a chat model write prompts and answers to train its drafter on"""
+    from specdec.models.eagle_network import default_taps
     from specdec.training.drafter import generate_data as chats
 
-    settings = options_of(args, "seed answer_tok")
-    config = chats.ChatConfig(**settings)
-    end = options_of(args, "tokens minutes")
-    files = chats.generate_chats(Models.of(args).load(), config, args.out, **end)
+    config = chats.ChatConfig(**options_of(args, "seed answer_tok"))
+    pair = Models.of(args).load()
+    try:  # its chats serve every drafter
+        default_taps(pair.target.num_layers)
+    except SpecdecError as error:
+        warnings.warn(error, stacklevel=1)
+    files = chats.generate_chats(pair, config, args.out, **options_of(args, "tokens minutes"))
     print(f"{args.out} holds {files.answer_tok:,} answer tokens ({dict(files.counts)}).")
 
 
-@command("score", "POLICY trace costs")
 def score(args) -> None:
     """judge a controller by replay: speed over plain decoding and the tuned tree"""
     from specdec.evaluation.score import score as judge
@@ -504,7 +528,6 @@ def score(args) -> None:
     print(f"\n{result.sentence}")
 
 
-@command("calibrate", "seconds seed", PAIR, PLACE)
 def calibrate(args) -> None:
     """measure the time of every part of a cycle on this machine"""
     from specdec.core.pair import dtype_name
@@ -522,6 +545,8 @@ def calibrate(args) -> None:
 def train_drafter(args) -> None:
     """train a drafter of one kind, or continue one (ppow)"""
     from specdec.data.corpus import CorpusChats
+    from specdec.models.eagle_network import default_taps
+    from specdec.models.load import target_config
     from specdec.training.drafter import chats, eagle3, presets
 
     # without chats a drafter is continued on the target's own answers to the corpus
@@ -529,6 +554,8 @@ def train_drafter(args) -> None:
     names = (args.system, args.target, preset, args.set, args.start_from)
     aims = options_of(args, "seed fields objective")
     settings, aim, start = presets.training_named(*names, **aims)
+    if aim.network in ("eagle3", "block"):
+        default_taps(target_config(args.target).num_hidden_layers)
     budget = presets.Budget(**options_of(args, "minutes steps seed device"))
     conversations = chats.load_conversations(args.data) if args.data else CorpusChats()
     how: dict = {"settings": settings, "objective": aim, "start_from": start, "budget": budget}
@@ -568,19 +595,6 @@ def train_controller(args) -> None:
     print(folder)
 
 
-TRAINING = "target out data preset set steps seed restart"
-MORE = {"eagle3": "", "ppow": "objective fields", "resps": "variant", "ltd": "order"}
-NEEDED = {"target": ..., "out": ..., "device": None}
-for _kind in DRAFTERS:
-    _options = f"{TRAINING} device start_from minutes {MORE.get(_kind, 'fields')}"
-    _preset = None if _kind == "ppow" else "small"
-    COMMANDS[f"train {_kind}"] = (train_drafter, _options, {**NEEDED, "preset": _preset})
-for _kind in SYSTEMS:
-    _options = f"{TRAINING} pair drafter trace costs {MORE.get(_kind, '')}"
-    COMMANDS[f"train {_kind}"] = (train_controller, _options, {"preset": "ours"})
-
-
-@command("items", "scale publish replace")
 def items(args) -> int:
     """list the papers' tables and figures and the state of each"""
     from specdec import runs
@@ -601,24 +615,21 @@ def items(args) -> int:
     return int((published["state"] == "refused").any())
 
 
-RUNNING = "only p smoke all force scale on jobs"
-
-
-@command("reproduce", RUNNING)
 def reproduce(args) -> int:
     """run the notebooks whose results are out of date, and write a page of all results"""
+    from specdec.parallel import interruptible
     from specdec.tools import book
 
     opened = book.Book(args.scale)
     values = {name: value_of(text) for name, text in args.p}
     how = options_of(args, "force smoke on jobs")
-    report = book.run(opened, args.only, parameters=values, everything=args.all, **how)
+    with interruptible():
+        report = book.run(opened, args.only, parameters=values, everything=args.all, **how)
     if not args.only:
         book.write_page(opened)
     return int(report["state"].isin(["failed", "skipped"]).any())
 
 
-@command("book", "ACTION out check", RUNNING)
 def use_book(args) -> int:
     """run the notebooks, list them, write them as pages or for students, open them, or tidy them"""
     from specdec import runs
@@ -639,6 +650,44 @@ def use_book(args) -> int:
     print(*lines or ["everything is tidy"], sep="\n")
     return int(args.check and bool(lines))
 
+
+MODELS = f"{PAIR} {PLACE}"
+RUNNING = "only p smoke all force scale on jobs"
+TRAINING = "out data preset set steps seed restart"
+# name -> (function, its options); the function's docstring is the help, and an option in capitals
+# is a positional argument
+COMMANDS: dict[str, tuple[Callable, str]] = {
+    "doctor": (doctor, ""),
+    "pairs": (pairs, ""),
+    "decode": (decode, f"PROMPT policy {MODELS} {DECODING}"),
+    "audit": (audit, f"methods suites limit part {MODELS} {DECODING}"),
+    "evaluate": (evaluate, f"methods tuned suites limit part force on jobs {MODELS} {DECODING}"),
+    "estimate": (estimate, f"gpu max_new_tokens dtype device suites limit {PAIR}"),
+    "record": (record, f"data estimate on jobs suites limit {SHAPES} {MODELS} {DECODING}"),
+    "generate-data": (generate_data, f"TARGET out tokens minutes answer_tok seed {PLACE}"),
+    "score": (score, "POLICY trace costs"),
+    "calibrate": (calibrate, f"seconds seed {MODELS}"),
+    "items": (items, "scale publish replace"),
+    "reproduce": (reproduce, RUNNING),
+    "book": (use_book, f"ACTION out check {RUNNING}"),
+}
+# command -> defaults that differ from OPTIONS
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "audit": {"max_new_tokens": 32, "temperature": None},
+    "record": {"limit": 40},
+    "generate-data": {"out": ...},
+    "train ppow": {"preset": None},
+}
+_more = {"eagle3": "", "ppow": "objective fields", "resps": "variant", "ltd": "order"}
+for _kind in DRAFTERS:
+    _options = f"target {TRAINING} device start_from minutes {_more.get(_kind, 'fields')}"
+    COMMANDS[f"train {_kind}"] = (train_drafter, _options)
+    _usual = {"target": ..., "out": ..., "device": None, "preset": "small"}
+    DEFAULTS[f"train {_kind}"] = {**_usual, **DEFAULTS.get(f"train {_kind}", {})}
+for _kind in SYSTEMS:
+    _options = f"{TRAINING} {PAIR} trace costs {_more.get(_kind, '')}"
+    COMMANDS[f"train {_kind}"] = (train_controller, _options)
+    DEFAULTS[f"train {_kind}"] = {"preset": "ours"}
 
 if __name__ == "__main__":
     sys.exit(main())

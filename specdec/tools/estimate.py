@@ -1,4 +1,4 @@
-"""Estimates before a run, this machine's missing parts, and the costs of a tree's cycle here.
+"""Estimates before a run, and this machine's missing parts.
 
 Memory is counted from shapes on the meta device. Time comes from decoding a few tokens, or, for a
 GPU elsewhere, from its data sheet. Of a recording, a few prompts are recorded and measured.
@@ -7,10 +7,8 @@ GPU elsewhere, from its data sheet. Of a recording, a few prompts are recorded a
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -105,7 +103,8 @@ def estimate(
         number_format, place = load.placement(dtype, loading.get("device", "auto"))
     if number_format in (None, "auto"):
         number_format = torch.bfloat16
-    free_gib = MEMORY_GB[gpu] * 1e9 / GIB if gpu else free_memory_gib(place)
+    free = MEMORY_GB[gpu] * 1e9 if gpu else free_bytes(place)
+    free_gib = None if free is None else free / GIB
     # 2. memory
     target, network = shapes_of(pair, loading.get("drafter"))
     sizes = _memory(target, network, number_format, tree, max_new_tokens)
@@ -143,8 +142,6 @@ def shapes_of(pair: str | Pair, drafter: str | None = None) -> tuple:
         shape = {"tie_word_embeddings": False, **preset.shape}
         config = getattr(transformers, shape.pop("class"))(**shape)
     else:
-        if not runs.placed(pair).exists() and "/" not in pair:
-            check_name("preset", pair, pairs.names())
         config = load.target_config(pair)
     kind, _ = pairs.kind_and_source(drafter or "")
     if kind and not pairs.KINDS[kind].needs_folder:
@@ -196,12 +193,6 @@ def _memory(target, network, dtype: torch.dtype, tree: TreeConfig, new_tok: int)
     return [size / GIB for size in (width * weights, rows * width * kept, max(reading, verifying))]
 
 
-def free_memory_gib(device: torch.device) -> float | None:
-    """Memory that can be taken without swapping; None if the system does not report it."""
-    free = free_bytes(device)
-    return free and free / GIB
-
-
 def _probe(pair: Pair, item, tree: TreeConfig, new_tok: int) -> pd.Series:
     """Seconds of one turn of `new_tok` tokens by both methods, from a few tokens of one prompt."""
     prompt = pair.ids_of(conversation(pair, item, 0, []))
@@ -225,21 +216,13 @@ class RecordEstimate:
     turns: int
     positions: int
     megabytes: float
-    free_megabytes: float
     minutes: float
-
-    @property
-    def fits(self) -> bool:
-        return self.megabytes <= self.free_megabytes
 
     @property
     def sentence(self) -> str:
         text = f"recording {self.prompts} prompts ({self.turns} turns) of {self.pair}: about "
-        minutes = max(1, self.minutes)
-        text += f"{self.positions} positions, {self.megabytes:.0f} MB, {minutes:.0f} min"
-        if not self.fits:
-            text += f", but only {self.free_megabytes:.0f} MB are free: record fewer widths"
-        return f"{text}."
+        size = f"{self.positions} positions, {self.megabytes:.0f} MB"
+        return f"{text}{size}, {max(1, self.minutes):.0f} min."
 
 
 def estimate_record(
@@ -253,8 +236,8 @@ def estimate_record(
     >>> pair = specdec.load_pair("tiny", dtype="float32")
     >>> settings = dict(max_new_tokens=8, depth=3, top_ks=(2, 3), trees=())
     >>> needed = estimate_record(pair, {"mine": ["What is 2 + 3?"]}, samples=1, **settings)
-    >>> needed.turns, needed.fits
-    (1, True)
+    >>> needed.prompts, needed.turns
+    (1, 1)
     """
     config = runs.configured(config, RecordConfig, settings)
     record.check(pair, config)
@@ -269,17 +252,17 @@ def estimate_record(
         texts = dict(drive((recorder.continuing(start) for start in starts), ROWS))
         answer_s = (time.perf_counter() - begin) / len(starts)
     answer_tok = np.mean([length for _, length in texts.values()])
+
     # 2. the trees of a third of them; the first one is grown twice, as a warm-up
-    tables = []
-    for number in (0, *range(0, len(starts), 3)):
+    def grow(number: int) -> dict:
         ids, kept_tok = texts[number]
-        if len(tables) == 1:
-            begin = time.perf_counter()
-        if kept_tok > 1:
-            last = min(kept_tok, PROBE_TOK + 1)
-            tables.append(recorder.positions(ids, len(starts[number]), last))
+        return recorder.positions(ids, len(starts[number]), min(kept_tok, PROBE_TOK + 1))
+
+    numbers = [number for number in range(0, len(starts), 3) if texts[number][1] > 1]
+    list(map(grow, numbers[:1]))
+    begin = time.perf_counter()
+    tables = list(map(grow, numbers))
     trees_s = time.perf_counter() - begin
-    tables = tables[1:]
     grown = max(1, sum(len(table["positions"]["context_tok"]) for table in tables))
     # 3. all prompts, from these
     turns = sum(len(item.turns) for item in items)
@@ -292,7 +275,6 @@ def estimate_record(
         turns=turns,
         positions=round(positions),
         megabytes=float(size) / 1e6,
-        free_megabytes=shutil.disk_usage(nearest_existing(runs.runs_dir(config.scale))).free / 1e6,
         minutes=float(turns * answer_s + positions * trees_s / grown) / 60,
     )
 
@@ -309,17 +291,12 @@ def _written_bytes(tables: list[dict]) -> int:
     return written
 
 
-def nearest_existing(folder: Path) -> Path:
-    """The folder, or the nearest existing one above it."""
-    return next(place for place in (folder.resolve(), *folder.resolve().parents) if place.exists())
-
-
 def checks(names=load.SHIPPED) -> pd.DataFrame:
     """One row per fact: fact, value, state (OK, NOTE for a possible improvement, FAULT)."""
     facts = machine.fingerprint()
     rows = [("CPU", f"{facts['cpu']}, {facts['cores']} usable cores, {facts['system']}", OK)]
     rows.append(("GPU", facts["gpu"] or "none", OK))
-    rows.append(("memory", f"{free_memory_gib(torch.device('cpu')) or np.nan:.1f} GiB free", OK))
+    rows.append(("memory", f"{(free_bytes() or np.nan) / GIB:.1f} GiB free", OK))
     # 1. what slows decoding down
     crowded = machine.Neighbours().crowded()
     if crowded:
@@ -335,49 +312,8 @@ def checks(names=load.SHIPPED) -> pd.DataFrame:
     if folder:
         exists = Path(folder).expanduser().is_dir()
         rows.append(("benchmarks", folder, OK if exists else FAULT))
-    writable = os.access(nearest_existing(runs.home()), os.W_OK)
+    # the folder of results may have to be made
+    nearest = next(filter(Path.exists, (runs.home(), *runs.home().parents)))
+    writable = os.access(nearest, os.W_OK)
     rows.append(("results", str(runs.home()), OK if writable else FAULT))
     return pd.DataFrame(rows, columns=["fact", "value", "state"])
-
-
-def cycle_costs(
-    pair: Pair, prompts, tree: TreeConfig, new_tok: int = 24, rounds: int = 1, seed: int = 0
-) -> dict:
-    """The mean cycle of a tree on `prompts` (token ids), in steps of plain decoding.
-
-    plain_ms: a step of `autoregress`. draft_steps, verify_steps, rest_steps: parts of a cycle.
-    speed: over that of `autoregress`. Both alternate, so that a busy machine slows them alike;
-    medians over the rounds of ratios within one.
-    """
-    settings = {"max_new_tokens": new_tok, "seed": seed}
-    policy = Static.of(tree)
-    decode(pair, prompts[0], policy, **settings)  # warms up
-    rows = []
-    for _ in range(rounds):
-        sums: Counter = Counter()
-        for prompt in prompts:
-            plain = autoregress(pair, prompt, **settings)
-            drafted = decode(pair, prompt, policy, **settings)
-            # the prompt's own forward is no step
-            sums.update(steps=plain.new_tok - 1, steps_ms=plain.decode_ms)
-            sums.update(plain_tok=plain.new_tok, plain_ms=plain.total_ms)
-            sums.update(tree_tok=drafted.new_tok, tree_ms=drafted.total_ms)
-            for cycle in drafted.rows:
-                sums.update(cycles=1, tau=cycle.new_tok, rest=cycle.total_ms)
-                sums.update(draft=cycle.draft_ms, verify=cycle.verify_ms)
-        step_ms = sums["steps_ms"] / sums["steps"]
-        row = {"tau": sums["tau"] / sums["cycles"], "plain_ms": step_ms}
-        sums["rest"] -= sums["draft"] + sums["verify"]
-        for part in ("draft", "verify", "rest"):
-            row[f"{part}_steps"] = sums[part] / sums["cycles"] / step_ms
-        row["speed"] = sums["plain_ms"] / sums["plain_tok"] * sums["tree_tok"] / sums["tree_ms"]
-        rows.append(row)
-    facts = {"pair": pair.name, "dtype": dtype_name(pair.target.dtype), "tree": tree.text}
-    return facts | pd.DataFrame(rows).median().to_dict()
-
-
-def suite_prompts(pair: Pair) -> list[list[int]]:
-    """Token ids of one tuning prompt of each of the pair's usual suites."""
-    names = suites_module.DEFAULT_NAMES
-    names = [suites_module.embedded_suite(name, pair.name) for name in names]
-    return openings(pair, gather(names, part="tune", limit=1))

@@ -210,8 +210,6 @@ def test_real_prompts_are_taken_from_the_folder_for_pairs_that_understand_them(
     assert suites.usual_suites(names, "smollm2") == [f"laptop/{name}" for name in names]
     for file in ("gsm8k", "sum"):
         write(tmp_path, f"{file}.jsonl", {"question_id": 1, "turns": ["How many?"]})
-    with pytest.warns(UserWarning, match=r"lacks xsum, .* laptop/xsum\."):
-        assert suites.usual_suites(names, "smollm2") == ["gsm8k", "cnn_dm"]
+    assert suites.usual_suites(names, "smollm2") == ["gsm8k", "cnn_dm", "laptop/xsum"]
     assert suites.usual_suites(names, "small") == [f"toy/{name}" for name in names]
-    assert suites.usual_suites(["toy/nq", *names[:2]], "smollm2") == ["toy/nq", *names[:2]]
     assert suites.usual_suites(["toy/nq", "xsum"], "smollm2") == ["toy/nq", "laptop/xsum"]

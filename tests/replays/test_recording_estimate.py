@@ -31,7 +31,7 @@ def test_the_estimate_is_what_is_written(features, home):
     parts = runs.find("record")[0].directory.rglob("part-*.parquet")
     written = sum(path.stat().st_size for path in parts) / 1e6
     assert 0.5 * written < needed.megabytes < 1.5 * written
-    assert needed.fits and needed.minutes > 0
+    assert needed.minutes > 0
     with pytest.raises(SpecdecError, match="did you mean"):
         estimate.estimate_record(pair, prompts, max_new_token=8)
 

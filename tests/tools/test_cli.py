@@ -10,6 +10,9 @@ import pytest
 from specdec import runs
 from specdec.core.decode import decode
 from specdec.core.policy import Static
+from specdec.costs import profiles
+from specdec.data import suites
+from specdec.models import load, pairs
 from specdec.tools import book, cli
 
 FOURTEEN = """decode score audit evaluate record calibrate estimate doctor pairs items generate-data
@@ -21,15 +24,46 @@ def run(line: str, *more: str) -> int:
     return cli.main([*line.split(), *more])
 
 
-def test_help_is_instant_and_names_every_command():
-    code = "import sys\nfrom specdec.tools import cli\ntry: cli.main(['--help'])\n"
-    code += "finally: print('imported', *sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+HEAVY = {"torch", "transformers", "pandas", "numpy", "pyarrow"}
+# what is refused before anything is imported, and the name that it is refused by
+EARLY = {
+    "decode x --pair tinny": "did you mean 'tiny'?",
+    "decode x --target nowhere": "target 'nowhere'",
+    "decode x --drafter suffx": "'suffix'",
+    "decode x --policy eagle9": "'eagle3'",
+    "decode x --policy static:0,0,0": "total_tokens",
+    "decode x --temperature -1": "temperature",
+    "decode x --max-new-tokens 0": "max_new_tokens",
+    "evaluate --methods eagle3 toy": "methods 'toy'",
+    "evaluate --suites laptop/gsm9k": "'laptop/gsm8k'",
+    "evaluate --on moon": "'local'",
+    "record --top-ks 2 0": "top_ks",
+    "score /nosuch.py": "/nosuch.py",
+    "train ltd --trace nosuch": "nosuch",
+    "decode": "prompt is empty",
+}
+
+
+def test_help_and_refusals_import_nothing_heavy_and_names_are_the_packages(tmp_path):
+    code = "import sys\nfrom specdec.tools import cli\nfor line in sys.argv[1:]:\n"
+    code += "    words = line.split()\n    assert cli.main(words + [''] * (len(words) == 1)) == 2\n"
+    code += "try: cli.main(['--help'])\nfinally: print('imported', *sys.modules)"
+    command = [sys.executable, "-c", code, *EARLY]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     text, _, imported = done.stdout.partition("imported ")
-    assert done.returncode == 0
+    assert done.returncode == 0, done.stderr
     for name in FOURTEEN:
         assert name in text
-    assert not {"torch", "transformers", "pandas", "numpy", "yaml"} & set(imported.split())
+    assert not HEAVY & set(imported.split())
+    for line, word, error in zip(EARLY, EARLY.values(), done.stderr.splitlines(), strict=True):
+        assert error.startswith("specdec: ") and word in error, line
+    names = cli.known_names()
+    assert (names["pair"], names["drafter"]) == (pairs.names(), list(pairs.KINDS))
+    assert set(names["suites"]) == {*suites.SUITES, "toy/mmlu"}
+    assert set(cli.DTYPES) == {"auto", *load.DTYPES} and set(cli.GPUS) == set(profiles.GPUS)
+    # folders, hub ids and a kind with its place are judged later
+    for option, text in {"pair": "a/b", "drafter": "hydra:a/b", "target": str(tmp_path)}.items():
+        cli.check_place(option, text, names[option])
 
 
 def test_values_have_their_types_and_commands_their_own_defaults():
@@ -76,16 +110,11 @@ def test_parameters_of_notebooks_are_numbers_constants_lists_or_text(monkeypatch
 
 
 REFUSED = {
-    "decode x --pair tinny": "preset",
-    "decode x --pair tiny --target here": "--target",
-    "decode x --pair tiny --max-new-tokens 0": "max_new_tokens",
-    "decode x --pair tiny --policy eagle9": "eagle3",
+    "decode x --pair tiny --target small": "--target",
     "evaluate --pair tiny --tuned --part train": "--part",
-    "evaluate --pair tiny --on moon": "ray",
-    "estimate --pair tinny": "preset",
-    "score nothing.py": "nothing",
+    "estimate --pair llama-3.1-8b --gpu t4": "are free; take bfloat16",
     "train radar --pair tiny": "record",
-    "train radar --trace somewhere --data prompts.txt": "--trace",
+    "train radar --trace . --data .": "--trace",
 }
 
 

@@ -81,21 +81,3 @@ def test_checks_find_a_wrong_folder(monkeypatch, home):
     assert checks.loc["pair tiny", "state"] == module.OK
     assert checks.loc["pair nothing", "state"] == module.FAULT
     assert checks.loc["results", "value"] == str(home)
-
-
-def test_a_cycle_is_counted_in_plain_steps(tiny, monkeypatch):
-    plain = SimpleNamespace(new_tok=11, decode_ms=20.0, total_ms=25.0)
-    cycle = SimpleNamespace(new_tok=2, draft_ms=1.0, verify_ms=2.0, total_ms=4.0)
-    # after a warm-up, rounds as fast as plain decoding, twice and four times as fast
-    times_ms = iter((99.0, 25.0, 25.0, 12.5, 12.5, 6.25, 6.25))
-
-    def drafted(*_, **settings):
-        assert settings == {"max_new_tokens": 5, "seed": 3}
-        return SimpleNamespace(new_tok=11, total_ms=next(times_ms), rows=[cycle] * 5)
-
-    monkeypatch.setattr(module, "autoregress", lambda *_, **settings: plain)
-    monkeypatch.setattr(module, "decode", drafted)
-    row = module.cycle_costs(tiny, [[1], [2]], TreeConfig(4, 2, 1), 5, rounds=3, seed=3)
-    assert [row.pop(name) for name in ("pair", "dtype", "tree")] == ["tiny", "float32", "4,2,1"]
-    expected = {"tau": 2.0, "plain_ms": 2.0, "draft_steps": 0.5, "verify_steps": 1.0}
-    assert row == pytest.approx({**expected, "rest_steps": 0.5, "speed": 2.0})
