@@ -64,15 +64,16 @@ def clairvoyant(
     """
     everything = top_ks is None and depths is None and sizes is None and beams is None
     shapes, recorded = trees.recorded(trace, top_ks, depths, beams)
-    tables = CostTables.of(trace, costs, shapes)
+    tables = CostTables(trace, costs, shapes)
     # 1. for every position and accepted length, the cheapest answer that accepts so many tokens
     best = _Cheapest(tables, sizes)
     if trace.forwards:
-        best.allow_trees(shapes, recorded)
+        for shape, depth in recorded:
+            best.put_tree(shape, depth, shapes.index(shape) + 1)
         if everything:
-            best.allow_plain_and_flat(shapes)
+            best.put_plain_and_flat(shapes)
     if trace.copies and (everything or not trace.forwards):
-        best.allow_copies()
+        best.put_tree(trees.COPIES, 0, 0)
     # 2. the shortest path from the first position of every turn to its end
     value_ms, accepted_tok = _least(trace, best.ms)
     answers, turn = _answers(trace, shapes, best, accepted_tok)
@@ -114,29 +115,21 @@ class _Cheapest:
         chosen = np.broadcast_arrays(number, depth, nodes[row, tokens])
         self.answer[row, tokens + first] = np.stack(chosen, axis=-1)
 
-    def put_smallest(
-        self, ranks: np.ndarray, offered: np.ndarray, draft_ms: np.ndarray, number: int, depth: int
-    ) -> None:
-        """Of the trees in which the path has `ranks` [R, A - 1], use the smallest allowed one for
-        every accepted length: verification never gets cheaper with more nodes.
+    def put_tree(self, shape: Shape, depth: int, number: int) -> None:
+        """For every accepted length, the smallest allowed tree: verification never gets cheaper
+        with more nodes.
         """
+        tables = self.tables
         most = self.trace.most_nodes
-        where = self.tables.where
+        ranks = tables.path_ranks(shape, depth)
         size = self.next_size[np.pad(ranks, ((0, 0), (1, 0)), constant_values=-1) + 1]
         below = np.pad(ranks, ((0, 0), (0, 1)), constant_values=most)
-        nodes = np.minimum(size, np.minimum(most, offered[:, None]))
-        cost_ms = draft_ms[:, None] + self.tables.verify[where[:, None], nodes]
+        nodes = np.minimum(size, np.minimum(most, tables.offered(shape, depth)[:, None]))
+        draft_ms = tables.before_verification(shape, depth)
+        cost_ms = draft_ms[:, None] + tables.verify[tables.where[:, None], nodes]
         self.put(np.where(size <= below, cost_ms, np.inf), nodes, number, depth)
 
-    def allow_trees(self, shapes: list[Shape], recorded: list[tuple[Shape, int]]) -> None:
-        """Every requested and recorded tree."""
-        for shape, depth in recorded:
-            offered = self.tables.offered(shape, depth)
-            draft_ms = self.tables.before_verification(shape, depth)
-            ranks = self.tables.path_ranks(shape, depth)
-            self.put_smallest(ranks, offered, draft_ms, shapes.index(shape) + 1, depth)
-
-    def allow_plain_and_flat(self, shapes: list[Shape]) -> None:
+    def put_plain_and_flat(self, shapes: list[Shape]) -> None:
         """Plain steps, and flat trees just large enough for the target's token."""
         where = self.tables.where
         self.put(self.tables.plain_ms[where, None], np.zeros((len(where), 1), int), 0, 0)
@@ -149,13 +142,6 @@ class _Cheapest:
         flat_ms = self.tables.draft[shapes[number]][where, 0] + self.tables.verify[where, nodes]
         flat_ms = np.where(rank < widest, flat_ms, np.inf)
         self.put(flat_ms[:, None], nodes[:, None], number + 1, 0, first=1)
-
-    def allow_copies(self) -> None:
-        """Trees of copied candidates only."""
-        ranks = np.minimum(self.trace.column("copied_ranks").astype(int), self.trace.most_nodes)
-        where = self.tables.where
-        rest_ms = self.tables.plain_ms[where] - self.tables.verify[where, 0]
-        self.put_smallest(ranks, self.trace.copied, rest_ms, 0, 0)
 
 
 def _least(trace: Trace, cost_ms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -215,48 +201,27 @@ def kept_bound(
     sizes = np.array(trees.within(total_tokens, 1, trace.most_nodes + 1, "total_tokens")) - 1
     restrictions = map(shapes.get, ("top_ks", "depths", "beams"))
     tried, recorded = trees.recorded(trace, *restrictions)
-    tables = CostTables.of(trace, costs, tried)
-    first = trace.turns["first"].to_numpy()
-    positions = trace.turns["positions"].to_numpy()
-    end = np.repeat(first + positions, positions)
+    tables = CostTables(trace, costs, tried)
+    first, last = tables.turn_rows
+    positions = last - first
+    rows = np.arange(len(tables.where))
+    end = np.repeat(last, positions)
     # 1. where so many cycles with each tree lead from every row, and what they cost
-    walks = []
+    reached = []
+    spent_ms = []
     for shape, depth in recorded:
-        walks.append(_kept(tables, shape, depth, sizes, cycles, end))
-    reached, spent_ms = map(np.concatenate, zip(*walks, strict=True))
+        _, gained, time_ms = trees.walk(tables, shape, depth, sizes, (rows, end), cycles)
+        reached.append(np.minimum(rows + gained, end))
+        spent_ms.append(time_ms)
+    following = np.concatenate(reached)
+    cost_ms = np.concatenate(spent_ms)
     # 2. the least time from every row, the last positions first
     value_ms = np.zeros(len(end) + 1)
     for position in range(positions.max() - 1, -1, -1):
         row = first[positions > position] + position
-        ahead_ms = np.where(reached[:, row] < end[row], value_ms[reached[:, row]], 0.0)
-        value_ms[row] = (spent_ms[:, row] + ahead_ms).min(axis=0)
+        ahead_ms = np.where(following[:, row] < end[row], value_ms[following[:, row]], 0.0)
+        value_ms[row] = (cost_ms[:, row] + ahead_ms).min(axis=0)
     return trace.turns[[*TURN, "part"]].assign(new_tok=positions, time_ms=value_ms[first])
-
-
-def _kept(
-    tables: CostTables, shape: Shape, depth: int, sizes: np.ndarray, cycles: int, end: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Where so many cycles with one tree lead from every row, and their time: [sizes, R] each.
-
-    end [R]: the end of each row's turn, which no walk leaves.
-    """
-    # 1. one cycle from every row
-    where = tables.where
-    rows = np.arange(len(end))
-    verified = np.minimum(sizes[:, None], tables.offered(shape, depth))
-    drafted_ms = tables.before_verification(shape, depth) + tables.verify[where, verified]
-    cycle_ms = np.where(sizes[:, None] > 0, drafted_ms, tables.plain_ms[where])
-    gained = trees.gained_tok(tables.path_ranks(shape, depth), sizes)
-    following = np.minimum(rows + gained, end)
-    # 2. so many of them
-    reached = np.tile(rows, (len(sizes), 1))
-    spent_ms = np.zeros(cycle_ms.shape)
-    for _ in range(cycles):
-        going = reached < end
-        row = np.minimum(reached, len(end) - 1)
-        spent_ms += np.where(going, np.take_along_axis(cycle_ms, row, axis=1), 0.0)
-        reached = np.where(going, np.take_along_axis(following, row, axis=1), reached)
-    return reached, spent_ms
 
 
 def headroom(policy_ms_per_tok: ArrayLike, tuned: ArrayLike, clairvoyant: ArrayLike) -> Any:

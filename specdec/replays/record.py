@@ -91,6 +91,8 @@ class RecordConfig:
         recorded["trees"] = tuple(sorted(self.trees))
         for name in ("max_new_tokens", "depth", "most_nodes", "seed", "features", "lengths"):
             recorded[name] = getattr(self, name)
+        if self.temperature:
+            recorded["noise"] = trace.OWN_NOISE
         if self.family:
             recorded["family"] = tuple(self.family)
         return recorded
@@ -167,9 +169,7 @@ def check(pair: Pair, config: RecordConfig) -> None:
     # 2. settings that do not fit together, or that the drafter cannot follow
     drafter = pair.drafter
     why = ""
-    if config.lengths and not has_radars_trees(config.widths, config.depth):
-        why = "RADAR's distributions need top_k=10 and depth >= 7; or pass lengths=0"
-    elif config.family and (len(config.family) < 2 or min(config.family) < 1):
+    if config.family and (len(config.family) < 2 or min(config.family) < 1):
         why = "family is the most children and, per level, nodes expanded, such as (6, 6, 4, 2, 1)"
     elif drafter is None:
         why = "this pair has no drafter to record; load one with load_pair(target=..., drafter=...)"
@@ -178,8 +178,9 @@ def check(pair: Pair, config: RecordConfig) -> None:
         why = f"this drafter drafts no deeper than depth {deepest}; record it with depth={deepest}"
     elif drafter.extra_rows:
         why = "lookahead's n-grams depend on the cycles that went before; measure it live"
-    elif drafter.copied_levels and config.lengths:
-        why = "RADAR's distributions are of drafters that copy nothing; load the drafter alone"
+    elif config.lengths and not usual_lengths(pair, config.widths, config.depth):
+        needed = "top_k=10, depth >= 7 and a drafter that copies nothing"
+        why = f"RADAR's distributions need {needed}; or pass lengths=0"
     elif config.depth + 1 < drafter.copied_levels:
         why = f"copies need a recording of depth {drafter.copied_levels - 1} at least"
     elif config.family and not hasattr(drafter, "batched"):
@@ -188,16 +189,11 @@ def check(pair: Pair, config: RecordConfig) -> None:
         raise SpecdecError(f"{why}.")
 
 
-def has_radars_trees(widths: Iterable[int], depth: int) -> bool:
-    """Whether the recorded trees hold those of RADAR's distributions."""
-    return RADAR_TOP_K in widths and depth >= RADAR_CALLS - 1
-
-
 def usual_lengths(pair: Pair, widths: Iterable[int], depth: int) -> int:
     """Default number of positions per turn with RADAR's distributions; 0 if they do not apply."""
-    if pair.drafter is not None and pair.drafter.copied_levels:
-        return 0
-    return USUAL_LENGTHS if has_radars_trees(widths, depth) else 0
+    copies = pair.drafter is not None and pair.drafter.copied_levels
+    applies = not copies and RADAR_TOP_K in widths and depth >= RADAR_CALLS - 1
+    return USUAL_LENGTHS if applies else 0
 
 
 def parted_items(prompts: Any, config: RecordConfig) -> list[tuple[str, Prompt]]:
@@ -415,21 +411,20 @@ def _finish(run: runs.Run, config: RecordConfig, identity: dict[str, Any], pair:
     # 2. the distributions in one file
     first = turns.groupby("piece")["first"].min()
     shards = run.shards("lengths")
-    parts = [trace.read_columns(shards.path(piece)) for piece in shards.done()]
-    for piece, columns in zip(shards.done(), parts, strict=True):
-        columns[Column("row")] = columns[Column("row")] + first[piece]
+    parts = []
+    for piece in shards.done():
+        columns = trace.read_columns(shards.path(piece))
+        parts.append({**columns, Column("row"): columns[Column("row")] + first[piece]})
     if parts:
         trace.write_columns(run.path("lengths.parquet"), trace.stacked_columns(parts))
         files.append("lengths.parquet")
     # 3. the columns of each table, alike in all of its shards
-    tables: dict[str, list[dict[str, Any]]] = {"positions": [], "trees": [], "family": []}
-    for table, entries in tables.items():
-        shards = run.shards(table)
-        for piece in shards.done():
-            files.append(f"{table}/{shards.path(piece).name}")
-        if shards.done():
-            recorded = trace.read_columns(shards.path(shards.done()[0]))
-            entries += [column.stored for column in sorted(recorded)]
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for table in TABLES[:3]:
+        paths = list(map(run.shards(table).path, run.shards(table).done()))
+        files += [f"{table}/{path.name}" for path in paths]
+        kinds = sorted(trace.read_columns(paths[0])) if paths else []
+        tables[table] = [column.stored for column in kinds]
     # 4. the header
     header = {"schema": trace.SCHEMA, "key": run.key, "pair_key": identity["pair"]["weights"]}
     header |= {"items": identity["items"], **identity["pair"], **config.recorded}
@@ -483,50 +478,37 @@ def radar_distributions(
     after one call is flat: the root's 59 best children. One forward over the union of a position's
     eight trees gives all of them (RADAR section 4, equations 8-10).
     """
+    top_k, most = RADAR_TOP_K, pool_size(RADAR_CALLS - 1, RADAR_TOP_K)
+    levels = torch.arange(2, RADAR_CALLS + 1).repeat_interleave(top_k**2)
+    depth = torch.cat((torch.tensor([0] + [1] * top_k), levels)).to(tokens.device)
     distributions = np.zeros((len(rows), RADAR_CALLS, RADAR_CALLS + 1), dtype=np.float32)
     # from the end, so that the cache only shrinks
     for index in range(len(rows) - 1, -1, -1):
         row = int(rows[index])
         context = int(contexts[row])
         cache.truncate(context)
-        # 1. the target's distributions at all nodes of the eight trees
-        pool, keeps = _radar_trees(tokens[context], batch, row)
-        union = torch.stack(keeps).any(0).nonzero()[:, 0]
+        # 1. the pool after 7 expansions, and the nodes of the trees after 2 to 8 calls
+        beams = batch.beams[row, : RADAR_CALLS - 1].cpu().numpy()
+        parent = torch.from_numpy(trace.parents(beams, top_k)).to(tokens.device)
+        nodes = torch.cat((tokens[context : context + 1], batch.tokens[row, :most]))
+        scores = batch.scores[row, :most]
+        pool = DraftTree(nodes, parent, depth, F.pad(scores, (1, 0)), RADAR_CALLS)
+        keeps = torch.zeros(RADAR_CALLS, 1 + most, dtype=torch.bool, device=tokens.device)
+        keeps[:, 0] = True
+        for calls in range(1, RADAR_CALLS):
+            offered = scores[: pool_size(calls, top_k)]
+            best = offered.sort(descending=True, stable=True).indices[:RADAR_NODES]
+            keeps[calls, best + 1] = True
+        # 2. the target's distributions at all of them
+        union = keeps.any(0).nonzero()[:, 0]
         tree = pool.select(union)
         logits = target.forward(tree.token, cache, tree.depth, tree.ancestors).logits
         probs = logits.float().softmax(-1)
-        # 2. a flat tree accepts one token or none
+        # 3. a flat tree accepts one token or none; then the deeper trees
         inside = float(probs[0, batch.root_tokens[row, :RADAR_NODES]].sum())
         distributions[index, 0, :2] = 1 - inside, inside
-        # 3. the deeper trees
-        for calls, keep in enumerate(keeps, 1):
-            nodes = keep[union].nonzero()[:, 0]
-            chances = acceptance_distribution(tree.select(nodes), probs[nodes])
+        for calls in range(1, RADAR_CALLS):
+            kept = keeps[calls, union].nonzero()[:, 0]
+            chances = acceptance_distribution(tree.select(kept), probs[kept])
             distributions[index, calls] = chances.cpu().numpy()
     return distributions
-
-
-def _radar_trees(root: Tensor, batch: TreeBatch, row: int) -> tuple[DraftTree, list[Tensor]]:
-    """The pool after 7 expansions as a tree, and the nodes of each tree after 2 to 8 calls."""
-    device = root.device
-    children = RADAR_TOP_K
-    count = pool_size(RADAR_CALLS - 1, children)
-    scores = batch.scores[row, :count]
-    # 1. parents and depths, level by level
-    beams = batch.beams[row, : RADAR_CALLS - 1].cpu().numpy()
-    parent = torch.from_numpy(trace.parents(beams, children)).to(device)
-    levels = torch.arange(2, RADAR_CALLS + 1).repeat_interleave(children**2)
-    depth = torch.cat((torch.tensor([0] + [1] * children), levels)).to(device)
-    tokens = torch.cat((root[None], batch.tokens[row, :count]))
-    cumulative = torch.cat((scores.new_zeros(1), scores))
-    pool = DraftTree(tokens, parent, depth, cumulative, RADAR_CALLS)
-    # 2. the best nodes after every number of expansions
-    keeps = []
-    for expansions in range(1, RADAR_CALLS):
-        offered = scores[: pool_size(expansions, children)]
-        best = offered.sort(descending=True, stable=True).indices[:RADAR_NODES]
-        keep = torch.zeros(1 + count, dtype=torch.bool, device=device)
-        keep[0] = True
-        keep[best + 1] = True
-        keeps.append(keep)
-    return pool, keeps

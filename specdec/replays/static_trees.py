@@ -10,7 +10,6 @@ Both are look-ups, so a static tree is a walk over positions, and thousands of t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,8 @@ from specdec.replays.trace import Trace
 Shape = tuple[int, tuple[int, ...]]  # children per node, beam
 Ints = Iterable[int] | None  # numbers to try; None: all that were recorded
 Beams = Iterable[tuple[int, ...]] | None
+COPIES: Shape = (0, ())  # copied candidates alone
+WALKED = ["cycles", "cycle_tok", "time_ms", "new_tok", "plain_ms"]
 SETTING = ["total_tokens", "depth", "top_k", "beam"]
 # Beams tried by default if a family was recorded; () means as many as there are children.
 BEAMS = ((), (1,), (2, 1), (2,), (3, 1), (3, 2, 1), (4, 2, 1), (4, 3, 2, 1), (6, 3, 1))
@@ -57,27 +58,7 @@ def static_grid(
     totals = None
     if total_tokens is not None:
         totals = np.array(within(total_tokens, 1, trace.most_nodes + 1, "total_tokens"))
-    tables = CostTables.of(trace, costs, shapes)
-    # 1. all sizes of a depth and width walk at once
-    parts: list[pd.DataFrame] = []
-    for shape, depth in trees:
-        part = _sums(tables, shape, depth, totals, by)
-        # plain steps once
-        parts.append(part[part["total_tokens"] > 1] if parts and totals is None else part)
-    # 2. rates
-    table = with_rates(pd.concat(parts, ignore_index=True))
-    labels = list(filter(None, [by, *SETTING]))
-    return table[[*labels, "ms_per_tok", "tau", *SUMS, "speedup"]]
-
-
-def _sums(
-    tables: CostTables, shape: Shape, depth: int, totals: np.ndarray | None, by: str | None
-) -> pd.DataFrame:
-    """The sums of all sizes of one depth and width, per value of the turns' column `by`."""
-    trace = tables.trace
-    if totals is None:
-        largest = int(np.max(tables.offered(shape, depth), initial=0))
-        totals = np.arange(1, min(trace.most_nodes, largest, pool_size(depth, *shape)) + 2)
+    tables = CostTables(trace, costs, shapes)
     # 1. which turns belong to which group, [turns, groups]
     group = np.zeros(len(trace.turns), dtype=int)
     names = pd.Index(["all"])
@@ -85,19 +66,28 @@ def _sums(
         check_name("column of the turns", by, trace.turns)
         group, names = pd.factorize(trace.turns[by])
     share = np.eye(len(names))[group]
-    # 2. sums over the turns of each group
-    walked = _walk(tables, shape, depth, totals - 1)
-    cycles, cycle_tok, time_ms = (np.stack(walked) @ share).reshape(3, -1)
-    part = pd.DataFrame({"total_tokens": np.repeat(totals, len(names))})
-    if by is not None:
-        part[by] = np.tile(np.array(names, dtype=object), len(totals))
-    part[SETTING[1:]] = depth, shape[0], beam_text(shape[1])
-    new_tok = trace.turns["positions"].to_numpy() @ share
-    part["new_tok"] = np.tile(new_tok, len(totals)).astype(int)
-    part["plain_ms"] = np.tile(tables.plain() @ share, len(totals))
-    part["cycles"] = cycles.astype(int)
-    part["cycle_tok"] = cycle_tok.astype(int)
-    return part.assign(time_ms=time_ms)
+    labels = np.array(names, dtype=object)
+    turns = [trace.turns["positions"].to_numpy(), tables.plain()]
+    # 2. all sizes of a depth and width walk at once; sums over the turns of each group
+    parts: list[pd.DataFrame] = []
+    for shape, depth in trees:
+        sizes = totals
+        if sizes is None:
+            largest = int(np.max(tables.offered(shape, depth), initial=0))
+            sizes = np.arange(1, min(trace.most_nodes, largest, pool_size(depth, *shape)) + 2)
+        walked = walk(tables, shape, depth, sizes - 1)
+        sums = [values @ share for values in (*walked, *np.broadcast_arrays(*turns, walked[0])[:2])]
+        part = pd.DataFrame(dict(zip(WALKED, map(np.ravel, sums), strict=True)))
+        part[SETTING[1:]] = depth, shape[0], beam_text(shape[1])
+        part["total_tokens"] = np.repeat(sizes, len(names))
+        part[by or "all"] = np.tile(labels, len(sizes))
+        # plain steps once
+        parts.append(part[part["total_tokens"] > 1] if parts and totals is None else part)
+    # 3. rates
+    table = pd.concat(parts, ignore_index=True)
+    table = with_rates(table.astype(dict.fromkeys(("new_tok", "cycles", "cycle_tok"), int)))
+    columns = [by, *SETTING] if by else SETTING
+    return table[[*columns, "ms_per_tok", "tau", *SUMS, "speedup"]]
 
 
 def best_static(trace: Trace, costs: CostModel, **grid: Any) -> TreeConfig:
@@ -139,59 +129,68 @@ def static_turns(trace: Trace, costs: CostModel, tree: TreeConfig) -> pd.DataFra
     """The per-turn table of one static tree; SpecdecError if it was not recorded."""
     shapes, _ = recorded(trace, [tree.top_k], [tree.depth], [tree.beam])
     within([tree.total_tokens], 1, trace.most_nodes + 1, "total_tokens")
-    tables = CostTables.of(trace, costs, shapes)
-    walked = _walk(tables, shapes[0], tree.depth, np.array([tree.verify_nodes]))
+    tables = CostTables(trace, costs, shapes)
+    walked = walk(tables, shapes[0], tree.depth, np.array([tree.verify_nodes]))
     return tables.turns(*(values[0] for values in walked))
 
 
-@dataclass(frozen=True)
 class CostTables:
-    """Milliseconds at each of the U context lengths that occur in a recording."""
+    """Milliseconds at each of the U context lengths that occur in a recording.
 
-    trace: Trace
-    where: np.ndarray  # [R]: index of each row's context length
-    draft: dict[Shape, np.ndarray]  # per (k, beam), [U, D + 1] with the cycle's fixed rest
-    verify: np.ndarray  # [U, most_nodes + 1]
-    step: np.ndarray  # [U]: of plain decoding
-    plain_ms: np.ndarray  # [U]: a plain step inside the cycle
+    where [R]: index of each row's context length. draft: per (k, beam), [U, D + 1] with the cycle's
+    fixed rest. verify [U, most_nodes + 1]. plain_ms [U]: a plain step inside the cycle.
+    """
 
-    @classmethod
-    def of(cls, trace: Trace, costs: CostModel, shapes: Sequence[Shape]) -> CostTables:
+    def __init__(self, trace: Trace, costs: CostModel, shapes: Sequence[Shape]):
+        self.trace = trace
         context_tok, where = np.unique(np.asarray(trace.context_tok), return_inverse=True)
+        self.where = where.reshape(-1)
         column = context_tok[:, None]
-        draft = {}
+        self.draft = {}
         for top_k, beam in shapes:
             drafted_ms = costs.draft_ms(top_k, np.arange(trace.depth + 1), column, beam)
-            draft[top_k, beam] = np.asarray(drafted_ms, float) + costs.rest_ms
-        verify = np.asarray(costs.verify_ms(np.arange(trace.most_nodes + 1), column), float)
-        assert (np.diff(verify, axis=1) >= 0).all(), "no bound allows more nodes in less time"
-        step_ms = np.asarray(costs.step_ms(context_tok), float)
-        plain_ms = verify[:, 0] + costs.rest_ms
-        return cls(trace, where.reshape(-1), draft, verify, step_ms, plain_ms)
+            self.draft[top_k, beam] = np.asarray(drafted_ms, float) + costs.rest_ms
+        self.verify = np.asarray(costs.verify_ms(np.arange(trace.most_nodes + 1), column), float)
+        assert (np.diff(self.verify, axis=1) >= 0).all(), "no bound allows more nodes in less time"
+        self.step_ms = np.asarray(costs.step_ms(context_tok), float)
+        self.plain_ms = self.verify[:, 0] + costs.rest_ms
+
+    # Of a tree of `shape` after `depth` expansions; COPIES are candidates that need no drafting.
 
     def before_verification(self, shape: Shape, depth: int) -> np.ndarray:
         """Time of a cycle before it verifies, [R]: drafting and the fixed rest."""
-        if self.trace.forwards:
-            return self.draft[shape][self.where, depth]
-        return self.plain_ms[self.where] - self.verify[self.where, 0]
+        if shape == COPIES or not self.trace.forwards:
+            return (self.plain_ms - self.verify[:, 0])[self.where]
+        return self.draft[shape][self.where, depth]
 
     def offered(self, shape: Shape, depth: int) -> np.ndarray:
         """Candidates that may be verified, [R]."""
+        if shape == COPIES:
+            return self.trace.copied
         top_k, beam = shape
         return np.broadcast_to(self.trace.candidates(top_k, depth, beam), len(self.where))
 
     def path_ranks(self, shape: Shape, depth: int) -> np.ndarray:
         """int [R, depth + 1], with copies [R, longest]: ranks of the path, cut at most_nodes."""
-        ranks = self.trace.ranks[shape][:, depth]
-        if not self.trace.copies:
-            ranks = ranks[:, : depth + 1]
+        if shape == COPIES:
+            ranks = self.trace.column("copied_ranks")
+        else:
+            ranks = self.trace.ranks[shape][:, depth]
+            if not self.trace.copies:
+                ranks = ranks[:, : depth + 1]
         return np.minimum(ranks, self.trace.most_nodes)
+
+    @property
+    def turn_rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """First row of every turn, and the row after its last, [turns] each."""
+        first = self.trace.turns["first"].to_numpy()
+        return first, first + self.trace.turns["positions"].to_numpy()
 
     def plain(self) -> np.ndarray:
         """Time of plain decoding per turn, [turns]."""
-        total_ms = np.concatenate(([0.0], np.cumsum(self.step[self.where])))
-        first = self.trace.turns["first"].to_numpy()
-        return total_ms[first + self.trace.turns["positions"].to_numpy()] - total_ms[first]
+        total_ms = np.concatenate(([0.0], np.cumsum(self.step_ms[self.where])))
+        first, end = self.turn_rows
+        return total_ms[end] - total_ms[first]
 
     def turns(self, cycles: np.ndarray, cycle_tok: np.ndarray, time_ms: np.ndarray) -> pd.DataFrame:
         """One row per turn, with the columns of `Replayed.table` that depend on no questions."""
@@ -201,24 +200,32 @@ class CostTables:
         return table.assign(**sums, plain_ms=self.plain())
 
 
-def _walk(
-    tables: CostTables, shape: Shape, depth: int, sizes: np.ndarray
+def walk(
+    tables: CostTables,
+    shape: Shape,
+    depth: int,
+    sizes: np.ndarray,
+    rows: tuple[np.ndarray, np.ndarray] | None = None,
+    most_cycles: int = 1 << 30,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """cycles, cycle_tok and time_ms [settings, turns] of trees of `sizes` [settings] nodes."""
+    """cycles, cycle_tok and time_ms [sizes, walks] of trees of `sizes` nodes.
+
+    rows: the first row of each walk, and the row where it ends; by default those of the turns.
+    """
     # 1. what a cycle gains and costs before it verifies, at every row
-    new_tok = gained_tok(tables.path_ranks(shape, depth), sizes)  # [settings, R]
+    new_tok = gained_tok(tables.path_ranks(shape, depth), sizes)  # [sizes, R]
     draft_ms = tables.before_verification(shape, depth)  # [R]
     offered = tables.offered(shape, depth)
-    # 2. one walk per setting and turn
-    first = tables.trace.turns["first"].to_numpy()
+    # 2. one walk per size and first row
+    first, end = rows or tables.turn_rows
     size = np.repeat(np.arange(len(sizes)), len(first))
     begin = np.tile(first, len(sizes))
-    end = begin + np.tile(tables.trace.turns["positions"], len(sizes))
+    end = np.tile(end, len(sizes))
     position = begin.copy()
     cycles = np.zeros(len(position), int)
     time_ms = np.zeros(len(position))
     walking = np.flatnonzero(position < end)
-    while len(walking):
+    while len(walking) and most_cycles:
         row = position[walking]
         nodes = sizes[size[walking]]
         context = tables.where[row]
@@ -227,6 +234,7 @@ def _walk(
         cycles[walking] += 1
         position[walking] += new_tok[size[walking], row]
         walking = walking[position[walking] < end[walking]]
+        most_cycles -= 1
     shaped = (len(sizes), -1)
     return cycles.reshape(shaped), (position - begin).reshape(shaped), time_ms.reshape(shaped)
 
@@ -254,18 +262,19 @@ def recorded(
     if beams is not None:
         tried_beams = list(beams)
     chosen = within(widths if top_ks is None else top_ks, 1, 1 << 15, "top_ks")
-    tried = [(top_k, plain_beam(top_k, beam)) for top_k in chosen for beam in tried_beams]
-    # 2. those that were recorded; each width needs one, and each beam that was asked for
-    shapes = [shape for shape in dict.fromkeys(tried) if trace.depth_of(*shape) >= 0]
-    missing: set[Any] = {top_k for top_k, _ in tried} - {top_k for top_k, _ in shapes}
-    if beams is not None and not missing:
-        missing = set(tried) - set(shapes)
-    if missing:
-        raise SpecdecError(f"top_k {sorted(missing)} was not recorded, only {sorted(widths)}.")
+    tried = dict.fromkeys((k, plain_beam(k, beam)) for k in chosen for beam in tried_beams)
+    # 2. those that were recorded, with their depths; a beam may be missing unless it was asked for
+    shapes = []
     trees = []
-    chosen = within(range(trace.depth + 1) if depths is None else depths, 0, trace.depth, "depths")
-    for shape in shapes:
-        trees += [(shape, depth) for depth in chosen if depth <= trace.depth_of(*shape)]
+    depths = within(range(trace.depth + 1) if depths is None else depths, 0, trace.depth, "depths")
+    for shape in tried:
+        deepest = trace.depth_of(*shape)
+        if deepest >= 0:
+            shapes.append(shape)
+            trees += [(shape, depth) for depth in depths if depth <= deepest]
+        elif beams is not None or not shape[1]:
+            why = f"top_k={shape[0]} with beam={shape[1]} was not recorded"
+            raise SpecdecError(f"{why}, only {sorted(widths)}.")
     return shapes, trees
 
 

@@ -30,6 +30,8 @@ from specdec.replays.family import Family, member, path_places
 SCHEMA = 1
 ADVICE = "record again"
 NEVER = np.iinfo(np.int16).max  # the rank of a node outside the pool
+OWN_NOISE = "of each prompt"  # in the header of sampled recordings
+SHARED_NOISE = "shared by all prompts"  # of those that were made before and do not say it
 ROOT_CANDIDATES = 64  # the root's children recorded beside the tree: RADAR's flat tree verifies 59
 
 
@@ -64,10 +66,6 @@ Load = Callable[[Column], np.ndarray | None]
 Distributions = tuple[np.ndarray, np.ndarray]  # RADAR's: rows int64 [Q], float32 [Q, 8, 9]
 
 
-def nothing(column: Column) -> None:
-    """The columns of a recording in memory: no further ones."""
-
-
 class Trees(NamedTuple):
     """Whole candidate trees of R positions for one k, in creation order: float32 and int32 [R, C]
     with C = k + depth * k**2; beams int16 [R, depth, k] as in FORMAT.md.
@@ -92,7 +90,7 @@ class Trace:
         header: dict[str, Any],
         turns: pd.DataFrame,
         columns: Columns,
-        load: Load = nothing,
+        load: Load | None = None,
         acceptance_distributions: Distributions | None = None,
         made: tuple[Any, ...] | None = None,
     ):
@@ -112,8 +110,14 @@ class Trace:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The receiving process reopens a recording on disk; one in memory is sent whole."""
-        parts = (self.header, self.turns, self._columns, nothing, self.acceptance_distributions)
+        parts = (self.header, self.turns, self._columns, None, self.acceptance_distributions)
         return self._made or (Trace, parts)
+
+    @property
+    def noise(self) -> str:
+        """What sampled texts drew their noise from; "" if none did."""
+        sampled = self.header.get("temperature")
+        return self.header.get("noise", SHARED_NOISE) if sampled else ""
 
     def __len__(self) -> int:
         return int(self.turns["positions"].sum())
@@ -124,7 +128,7 @@ class Trace:
         """One array over positions, by its Column. SpecdecError if the recording lacks it."""
         column = Column(kind, top_k, beam, level)
         if column not in self._columns:
-            array = self._load(column)
+            array = self._load(column) if self._load else None
             if array is None and kind in ("ranks", "scores"):
                 array = self._of_family(column)
             if array is None:
