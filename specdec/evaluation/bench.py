@@ -283,7 +283,8 @@ class _Bench:
             warn(f"{why}, {which}: in float32 this is a bug; run specdec audit.")
         crowded = metrics.is_crowded(prompts)
         if crowded:
-            warn("other processes kept CPUs busy: these ratios are no result; measure again.")
+            why = f"other processes kept CPUs busy: the ratios of {self.run.directory.name}"
+            warn(f"{why} are no result; measure again with force=True, in the book with --force.")
         counts = dict(texts=len(prompts), texts_differing=len(differing), cycles=len(cycles))
         return self.run.finish(**counts, crowded=crowded)
 

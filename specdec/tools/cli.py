@@ -602,7 +602,7 @@ def items(args) -> int:
     return int((published["state"] == "refused").any())
 
 
-RUNNING = "only p smoke all force scale on jobs"
+RUNNING = "only p smoke all force scale"
 
 
 @command("reproduce", RUNNING)
@@ -612,7 +612,7 @@ def reproduce(args) -> int:
 
     opened = book.Book(args.scale)
     values = {name: value_of(text) for name, text in args.p}
-    how = options_of(args, "force smoke on jobs")
+    how = options_of(args, "force smoke")
     report = book.run(opened, args.only, parameters=values, everything=args.all, **how)
     if not args.only:
         book.write_page(opened)
