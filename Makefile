@@ -7,7 +7,7 @@
 #   make train WHAT=...  train a pair or its drafters; a stopped training continues:
 #                    toy (a drafter of the small pair), ppow (PPOW and other objectives), data (training text for smollm2's
 #                    drafters, written by the model), eagle3, eagle1, griffin, medusa, hydra (drafters of smollm2, from that text)
-#   make book        run all notebooks except the drafter trainings, two in parallel unless they measure time
+#   make book        run all notebooks except the drafter trainings
 #   make figures     copy the papers' tables and figures from runs/ to figures/ (ARGS=--replace: even with fewer rows)
 #   make controllers record the default pair, train its shipped controllers, compare them (hours)
 #   make lab         open the book in JupyterLab, on working copies in runs/lab
@@ -56,7 +56,7 @@ reproduce: $(READY) model
 	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) $(ARGS)
 
 book: $(READY) model
-	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --all --jobs 2 $(ARGS)
+	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --all $(ARGS)
 
 controllers: $(READY) model
 	@"$(PYTHON)" -m specdec.book run --only 21 -p train_limit 28

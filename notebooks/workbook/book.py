@@ -11,6 +11,7 @@ import itertools
 import operator
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -20,8 +21,7 @@ from pathlib import Path
 import pandas as pd
 
 from specdec import machine, runs, stored
-from specdec.errors import SpecdecError, check_integer, nearest_name_error
-from specdec.parallel import parallel
+from specdec.errors import SpecdecError, nearest_name_error
 from specdec.tools import cli
 
 from workbook import notebooks
@@ -30,7 +30,11 @@ from workbook.items import read_items
 STAND_IN = "small"  # replaces a pair that is not available
 CONTENTS = "00_start_here"
 RESULTS = "70_claims"  # the notebook that shows all results
+# in a copy where other processes took CPUs (`bench`, `machine`): the run, or a cell's own times
+DISTURBED = re.compile(r"(?:ratios of (\S+)|measured now) are no result")
 PAGES = "../figures/book"  # executed pages, from the notebooks
+# parameters that count something, of which one is the least
+COUNTS = "answer_tok answers decodings draws epochs length live_tok max_new_tokens prompts repeats"
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,8 @@ class Entry:
     notebook: its source, where another entry has the same. main: part of `make reproduce`. reads,
     may_read, writes: file patterns under the home of results, with {scale}, {figures} and
     parameters; of reads those are needed whose parameter has no value, may_read are shown if they
-    exist. parameters, cost: per scale. smoke: parameters for the tests. timed: it runs alone.
-    apart: the command that runs it in place of `make book`.
+    exist. parameters, cost: per scale. smoke: parameters for the tests. apart: the command that
+    runs it in place of `make book`.
     """
 
     name: str
@@ -53,7 +57,6 @@ class Entry:
     cost: dict[str, str] = field(default_factory=dict)
     parameters: dict[str, dict] = field(default_factory=dict)
     smoke: dict = field(default_factory=dict)
-    timed: bool = False
     apart: str = ""
 
     @property
@@ -233,8 +236,13 @@ class Book:
         patterns = self.writes(entry, values)
         return [pattern for pattern in patterns if not any(runs.home().glob(pattern))]
 
+    def disturbed(self, entry: Entry) -> list[str]:
+        """The runs behind the executed copy that other processes disturbed, '' for a cell."""
+        copy = self.copy(entry)
+        return DISTURBED.findall(copy.read_text(encoding="utf-8")) if copy.is_file() else []
+
     def state(self, entry: Entry, values: dict | None = None) -> str:
-        """'fresh', 'stale' or 'never run' under these parameters, default its usual ones."""
+        """'fresh', 'disturbed', 'stale' or 'never run' under these or its usual parameters."""
         values = values or self.parameters(entry, {})
         record = self.copy(entry).with_suffix(".json")
         if not record.is_file():
@@ -242,7 +250,9 @@ class Book:
         complete = self.copy(entry).is_file() and not self.unwritten(entry, values)
         # hashes of all that it read are compared, not times
         same = runs.read_json(record)["key"] == self.key(entry, values)
-        return "fresh" if complete and same else "stale"
+        if not complete or not same:
+            return "stale"
+        return "disturbed" if self.disturbed(entry) else "fresh"
 
     def missing(self, entry: Entry, values: dict) -> str:
         """'' or which files it lacks and which notebooks write them."""
@@ -310,8 +320,9 @@ def check_parameters(entry_name: str, defaults: dict, settings: dict) -> None:
         if value is None or defaults[name] is None:
             continue
         kind = type(defaults[name])
-        if kind in (int, float) and isinstance(value, int | float) and value < 0 <= defaults[name]:
-            raise SpecdecError(f"parameter {name} of {entry_name} is negative: {value:g}.")
+        lowest = int(name in COUNTS.split())
+        if kind in (int, float) and isinstance(value, int | float) and value < lowest:
+            raise SpecdecError(f"parameter {name} of {entry_name} is below {lowest}: {value:g}.")
         fits = isinstance(value, (int, float) if kind is float else kind)
         # True would pass as an integer
         if not fits or isinstance(value, bool) != (kind is bool):
@@ -320,95 +331,61 @@ def check_parameters(entry_name: str, defaults: dict, settings: dict) -> None:
 
 
 def run(
-    book, only=(), *, everything=False, on=None, jobs=None, force=False, smoke=False, parameters=()
+    book, only=(), *, everything=False, force=False, smoke=False, parameters=()
 ) -> pd.DataFrame:
-    """Execute the stale notebooks of the book; a DataFrame says what happened to each.
+    """Execute the stale notebooks of the book in order; a DataFrame says what happened to each.
 
     only: beginnings of names; without it the main ones, or all with `everything`. parameters: for
     those notebooks that have them. smoke: with the small settings of the tests. force: fresh ones
-    too. on, jobs: of `parallel`. Readers wait for writers; those that measure time run alone.
-    Columns: name, state ('done', 'fresh', 'failed', 'skipped'), seconds, copy, note.
+    too, and disturbed rows are measured again. Columns: name, state ('done', 'fresh', 'disturbed',
+    'failed', 'skipped'), seconds, copy, note.
     """
-    check_integer("jobs", 1 if jobs is None else jobs, 1)
-    entries = {entry.name: entry for entry in book.choose(only, everything)}
-    settings = _settings(book, list(entries.values()), smoke, dict(parameters))
-    outcomes: dict[str, dict] = {}
-
-    def writers(patterns) -> list[str]:
-        """The notebooks of this call whose files match."""
-        writing = {name: book.writes(entries[name], settings[name]) for name in entries}
-        return [name for name, writes in writing.items() if matches(patterns, writes)]
-
-    while len(outcomes) < len(entries):
-        # 1. the next notebook (the book is in order), or all that wait for nothing and measure no
-        # time
-        waiting = [name for name in entries if name not in outcomes]
-        wave = waiting[:1]
-        if (jobs, on) != (None, None):
-            ready = []
-            for name in waiting:
-                earlier = writers(book.all_reads(entries[name], settings[name]))
-                if not entries[name].timed and not set(earlier) & set(waiting) - {name}:
-                    ready.append(name)
-            wave = ready or wave
-        # 2. which of them must be executed
-        stale = []
-        for name in wave:
-            entry, values = entries[name], settings[name]
-            outcomes[name] = {"state": "failed", "seconds": 0.0, "note": ""}
-            failed = []
-            for writer in writers(book.reads(entry, values).values()):
-                if writer != name and outcomes[writer]["state"] in ("failed", "skipped"):
-                    failed.append(writer)
-            missing = book.missing(entry, values)
-            if failed:
-                note = f"(its input failed: {', '.join(failed)})"
-                outcomes[name] |= {"state": "skipped", "note": note}
-            elif missing:
-                outcomes[name]["note"] = f"({missing})"
-            elif not force and book.state(entry, values) == "fresh":
-                outcomes[name]["state"] = "fresh"
-            else:
-                stale.append(entry)
-        # 3. their execution
-        outcomes |= _execute(book, stale, settings, on, jobs)
-        for name in wave:
-            print(f"{name}: {outcomes[name]['state']} {outcomes[name]['note']}")
-    rows = []
-    for name, entry in entries.items():
-        rows.append({"name": name, **outcomes[name], "copy": str(book.copy(entry))})
-    return pd.DataFrame(rows, columns=["name", "state", "seconds", "copy", "note"])
-
-
-def _execute(book: Book, wave: list[Entry], settings: dict, on, jobs) -> dict[str, dict]:
-    """{name: state, seconds, note} of notebooks that run at the same time."""
-    tasks, keys = [], []
-    for entry in wave:
+    entries = book.choose(only, everything)
+    settings = _settings(book, entries, smoke, dict(parameters))
+    rows: list[dict] = []
+    without: dict[str, list[str]] = {}  # what failed or was skipped -> what it would have written
+    for entry in entries:
         values = settings[entry.name]
-        # before the run, which may write files that it also reads
-        keys.append(book.key(entry, values))
-        # the old copy stays until a new one is complete
-        options = (book.source(entry), book.unfinished(entry), values, len(wave) == 1)
-        tasks.append(functools.partial(notebooks.execute, *options))
-    timed = any(entry.timed for entry in wave)
-    outcomes = {}
-    results = parallel(tasks, on, jobs, timed, desc="notebooks", progress=False)
-    for entry, key, (seconds, fault) in zip(wave, keys, results, strict=True):
-        copy, values = book.copy(entry), settings[entry.name]
-        missing = book.unwritten(entry, values)
-        if missing and not fault:
-            fault = f"it ran but did not write {', '.join(missing)} as book.yml promises"
-        if fault:
-            note = f"({fault}; see {book.unfinished(entry)})"
-            outcome = {"state": "failed", "seconds": seconds, "note": note}
-        else:
-            os.replace(book.unfinished(entry), copy)
-            # without this record the next call runs it again
-            record = {"key": key, "parameters": values, "seconds": seconds}
-            runs.write_json(copy.with_suffix(".json"), record)
-            outcome = {"state": "done", "seconds": seconds, "note": ""}
-        outcomes[entry.name] = outcome
-    return outcomes
+        needed = book.reads(entry, values).values()
+        failed = [writer for writer, writes in without.items() if matches(needed, writes)]
+        missing = book.missing(entry, values)
+        state, seconds, note = book.state(entry, values), 0.0, ""
+        if failed:
+            state, note = "skipped", f"(its input failed: {', '.join(failed)})"
+        elif missing:
+            state, note = "failed", f"({missing})"
+        elif force or state not in ("fresh", "disturbed"):
+            state, seconds, note = _execute(book, entry, values, force)
+        if state in ("failed", "skipped"):
+            without[entry.name] = book.writes(entry, values)
+        if state == "disturbed":
+            command = f"specdec book run --only {entry.name} --force"
+            note = f"(others kept CPUs busy; measure again: {command})"
+        print(f"{entry.name}: {state} {note}")
+        facts = {"seconds": seconds, "copy": str(book.copy(entry)), "note": note}
+        rows.append({"name": entry.name, "state": state, **facts})
+    return pd.DataFrame(rows)
+
+
+def _execute(book: Book, entry: Entry, values: dict, force: bool) -> tuple[str, float, str]:
+    """(state, seconds, note) of one execution."""
+    for run in filter(None, book.disturbed(entry) if force else ()):
+        shutil.rmtree(runs.runs_dir(book.scale) / run, ignore_errors=True)
+    # before the run, which may write files that it also reads
+    key = book.key(entry, values)
+    # the old copy stays until a new one is complete
+    unfinished = book.unfinished(entry)
+    seconds, fault = notebooks.execute(book.source(entry), unfinished, values)
+    missing = book.unwritten(entry, values)
+    if missing and not fault:
+        fault = f"it ran but did not write {', '.join(missing)} as book.yml promises"
+    if fault:
+        return "failed", seconds, f"({fault}; see {unfinished})"
+    os.replace(unfinished, book.copy(entry))
+    # without this record the next call runs it again
+    record = {"key": key, "parameters": values, "seconds": seconds}
+    runs.write_json(book.copy(entry).with_suffix(".json"), record)
+    return "disturbed" if book.disturbed(entry) else "done", seconds, ""
 
 
 def _settings(book: Book, entries: list[Entry], smoke: bool, parameters: dict) -> dict[str, dict]:

@@ -136,10 +136,10 @@ def as_html(notebook: dict) -> str:
     return page
 
 
-def execute(source: Path, copy: Path, parameters: dict, progress: bool = True) -> tuple[float, str]:
+def execute(source: Path, copy: Path, parameters: dict) -> tuple[float, str]:
     """Execute `source` with `parameters` into `copy`, left as far as it came if a cell fails.
 
-    progress: also on the terminal. Returns the seconds, and '' or what went wrong.
+    Returns the seconds, and '' or what went wrong.
     """
     import papermill
     from jupyter_client import AsyncKernelManager
@@ -172,8 +172,7 @@ def execute(source: Path, copy: Path, parameters: dict, progress: bool = True) -
             parameters=changed,
             kernel_name="python3",
             cwd=source.parent,
-            progress_bar=progress,
-            stderr_file=sys.stderr if progress else None,
+            stderr_file=sys.stderr,
             kernel_manager_class=ThisInterpreter,
             coalesce_streams=True,  # keeps only the last state of a text progress bar
         )

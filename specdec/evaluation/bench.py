@@ -13,11 +13,10 @@ import itertools
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
 from tqdm.auto import tqdm
@@ -30,26 +29,27 @@ from specdec.core.records import CYCLE_COLUMNS, TURN, Generation
 from specdec.data.suites import check_answer, conversation, describe_items, gather, openings
 from specdec.errors import SpecdecError, check_integer, warn
 from specdec.evaluation import metrics, stats
-from specdec.evaluation.methods import (
-    DraftedBy,
-    Sampling,
-    baseline_of,
-    named_methods,
-    unused_method,
-)
+from specdec.evaluation.methods import DraftedBy, baseline_of, named_methods, unused_method
 from specdec.models import load
 from specdec.models.pairs import describe_pair, fingerprint
 from specdec.parallel import checked_place, parallel
 
 KEYS = [*TURN, "method", "repeat"]
 COUNTED = ("draft_calls", "accepted_tok", "verified_tok")  # summed over cycles
-SHARES = ("draft", "policy", "verify", "commit", "host")
+SUMMED = ["new_tok", "cycles", "draft_calls"]  # over prompts
+WARPERS = ("top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
-class EvaluateConfig(Sampling):
+class EvaluateConfig:
     """How `evaluate` decodes, on which prompts, how often, and where its rows go."""
 
+    # sampling as in transformers; None leaves a setting out
+    temperature: float = 0.0  # 0 is greedy
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     max_new_tokens: int = 128
     seed: int = 0  # of sampling, of the order of prompts and methods, and of the subset of prompts
     limit: int | None = None  # prompts per suite
@@ -64,6 +64,11 @@ class EvaluateConfig(Sampling):
     progress: bool = True
     on: str | None = None  # run elsewhere: local, ray or ray://host:port (`parallel`)
     jobs: int | None = None  # the most prompts at once there
+
+    @property
+    def warping(self) -> dict:
+        """The sampling settings besides temperature."""
+        return {name: getattr(self, name) for name in WARPERS if getattr(self, name) is not None}
 
 
 def evaluate(
@@ -160,7 +165,6 @@ class _Bench:
     items: list
     config: EvaluateConfig
     run: runs.Run | None
-    verdicts: dict[tuple, bool | None] = field(default_factory=dict)  # of texts that were checked
 
     @functools.cached_property
     def label(self) -> dict:
@@ -212,11 +216,11 @@ class _Bench:
 
     def decode_all(self, item, repeat: int) -> tuple[list[dict], list[dict]]:
         """Rows of prompts and of cycles of one prompt by all methods, in a random order."""
-        methods = {name: unused_method(method) for name, method in self.policies.items()}
         baseline = baseline_of(self.policies)
         prompts = []
         cycles = []
         answers = []
+        methods = {name: unused_method(method) for name, method in self.policies.items()}
         for turn in range(len(item.turns)):
             # 1. the conversation so far, with the baseline's answers
             ids = self.pair.ids_of(conversation(self.pair, item, turn, answers))
@@ -227,26 +231,33 @@ class _Bench:
             outputs = {name: self._decode(methods[name], ids, seed) for name in order}
             plain = outputs[baseline]
             answers.append(plain.text)
-            # 3. their rows
+            # 3. their rows; answers to the last turn are checked
+            checked = item.check is not None and turn + 1 == len(item.turns)
+            verdicts = {}
             for name in methods:
+                out = outputs[name]
                 keys = dict(zip(KEYS, (item.suite, item.id, turn, name, repeat), strict=True))
-                row = {**keys, "order": order.index(name), **self._row(item, turn, outputs[name])}
-                row["same"] = outputs[name].tokens == plain.tokens
-                prompts.append(row)
-                for cycle in outputs[name].rows:
-                    cycles.append({**keys, **cycle.row()})
+                row = {**keys, "order": order.index(name), **self._row(out)}
+                # running code takes seconds, so each text once
+                text = row["text_hash"]
+                if checked and text not in verdicts:
+                    verdicts[text] = check_answer(item, out.text or "")
+                facts = dict(same=out.tokens == plain.tokens, correct=verdicts.get(text))
+                prompts.append({**row, **facts, **self.label})
+                cycles += [{**keys, **cycle.row()} for cycle in out.rows]
         return prompts, cycles
 
     def _decode(self, policy, ids: list[int], seed: int) -> Generation:
         config = self.config
-        options = dict(max_new_tokens=config.max_new_tokens, seed=seed, **config.sampling)
+        options = dict(max_new_tokens=config.max_new_tokens, seed=seed, **config.warping)
+        options["temperature"] = config.temperature
         if policy is None:
             return autoregress(self.pair, ids, **options)
         if isinstance(policy, DraftedBy):
             return decode(policy.of(self.pair), ids, policy.policy, **options)
         return decode(self.pair, ids, policy, **options)
 
-    def _row(self, item, turn: int, out: Generation) -> dict:
+    def _row(self, out: Generation) -> dict:
         """A row of prompts.parquet: new_tok ends at a stop token, cycle_tok counts whole cycles."""
         text = out.text
         if text is None:
@@ -258,13 +269,7 @@ class _Bench:
         for name in ("prefill_ms", "decode_ms", "total_ms", "tau", "finish_reason"):
             row[name] = getattr(out, name)
         row["text_hash"] = hashlib.sha256(text.encode()).hexdigest()[:16]
-        # the answer to the last turn is checked; running code takes seconds, so each text once
-        row["correct"] = None
-        if item.check is not None and turn + 1 == len(item.turns):
-            if (item.id, text) not in self.verdicts:
-                self.verdicts[item.id, text] = check_answer(item, text)
-            row["correct"] = self.verdicts[item.id, text]
-        return {**row, **self.label}
+        return row
 
     def finish(self) -> runs.Run:
         """Merge the shards and warn of texts and times that are no result."""
@@ -276,19 +281,12 @@ class _Bench:
             why = f"{len(differing)} of {len(prompts)} texts differ from the baseline's"
             which = f"{first['prompt']} by {first['method']} among them"
             warn(f"{why}, {which}: in float32 this is a bug; run specdec audit.")
-        crowded = is_crowded(prompts)
+        crowded = metrics.is_crowded(prompts)
         if crowded:
-            warn("other processes kept CPUs busy: these ratios are no result; measure again.")
+            why = f"other processes kept CPUs busy: the ratios of {self.run.directory.name}"
+            warn(f"{why} are no result; measure again with force=True, in the book with --force.")
         counts = dict(texts=len(prompts), texts_differing=len(differing), cycles=len(cycles))
         return self.run.finish(**counts, crowded=crowded)
-
-
-def is_crowded(prompts: pd.DataFrame) -> bool:
-    """Whether others used too many cores for these wall-clock times to mean much."""
-    counted = prompts[prompts["neighbours"].notna() & (prompts["clock"] == "wall")]
-    if counted.empty:
-        return False
-    return machine.is_crowded(np.average(counted["neighbours"], weights=counted["total_ms"]))
 
 
 def _measure_elsewhere(source: dict, bench: _Bench, job: tuple[int, int]) -> None:
@@ -299,8 +297,7 @@ def _measure_elsewhere(source: dict, bench: _Bench, job: tuple[int, int]) -> Non
 def summary(run: runs.Run, baseline: str | None = None) -> pd.DataFrame:
     """One row per (suite, method), and 'all' suites: stats.compare, metrics.text_facts, and counts.
 
-    calls: draft forwards. prefill_frac: of the total time. crowded: others used the cores, so there
-    is no result. <share>_frac of SHARES: of the time in cycles.
+    calls: draft forwards. prefill_frac: of the total time.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -317,18 +314,12 @@ def summary(run: runs.Run, baseline: str | None = None) -> pd.DataFrame:
     for name, described in config["methods"].items():
         family.setdefault(runs.canonical(described), name)
     table = stats.compare(prompts, baseline or config["baseline"], family=set(family.values()))
-    # 1. counts, texts and prefill
+    # counts, texts and prefill
     keys = ["suite", "method"]
     prompts = stats.with_all(prompts)
-    groups = prompts.groupby(keys, sort=False)
-    sums = groups[["new_tok", "cycles", "draft_calls", "prefill_ms", "total_ms"]].sum()
-    added = sums[["new_tok", "cycles"]].assign(calls=sums["draft_calls"])
+    sums = prompts.groupby(keys, sort=False)[[*SUMMED, "prefill_ms", "total_ms"]].sum()
+    added = sums[SUMMED].rename(columns={"draft_calls": "calls"})
     added = added.join(metrics.text_facts(prompts))
     added["prefill_frac"] = sums["prefill_ms"] / sums["total_ms"]
-    added["crowded"] = groups.apply(is_crowded)
-    # 2. where the time of a cycle goes
-    cycles = stats.with_all(run.read_table("cycles")).groupby(keys, sort=False)
-    for part in SHARES:
-        added[f"{part}_frac"] = cycles[f"{part}_ms"].sum() / cycles["total_ms"].sum()
     table = table.merge(added.reset_index(), on=keys, how="left")
     return stats.in_order(table, list(config["methods"]))

@@ -216,7 +216,10 @@ def compare_replay(
     # 2. the policies to judge; an answer costs what it takes on this machine
     for name, seeds in policies.items():
         for seed, policy in enumerate(seeds):
-            _refuse_if_chosen_on(name, policy, part)
+            for choice in choices_of(policy):
+                if choice["part"] == part:
+                    why = f"{name!r} looked at part {part!r} for its {choice['choice']}"
+                    raise SpecdecError(f"{why}; judge it on another part, such as test.")
             warn_elsewhere(policy, pair=trace.header["pair"], costs=costs.name)
             contenders.append((name, seed, test, policy))
         first = copy.deepcopy(seeds[0])
@@ -243,14 +246,6 @@ def compare_replay(
     charged = {name: charged[name] for name in policies}
     temperature = float(trace.header.get("temperature", 0.0))
     return Comparison(*tables, baselines, charged, costs.uncertainty_frac, temperature, costs.name)
-
-
-def _refuse_if_chosen_on(name: str, policy: Policy, part: str) -> None:
-    """SpecdecError if a choice in the making of a policy used the part that tests it."""
-    for row in choices_of(policy):
-        if row["part"] == part:
-            why = f"{name!r} looked at part {part!r} for its {row['choice']}"
-            raise SpecdecError(f"{why}; judge it on another part, such as test.")
 
 
 def warn_elsewhere(policy: Policy, **here) -> None:

@@ -22,8 +22,6 @@ from specdec.evaluation.compare import PER_SUITE, RANDOM, RATIOS, TUNED, Compari
 from specdec.evaluation.methods import AUTOREGRESSIVE
 from specdec.identity import Method
 
-LIVE = EvaluateConfig(name="controllers")
-
 
 @dataclass(frozen=True)
 class Live:
@@ -41,15 +39,24 @@ class Live:
 
 
 def decode_live(
-    pair, policies: dict, suites, baselines, config=None, *, seeds=1, calibration=None, **settings
+    pair,
+    policies: dict,
+    suites,
+    baselines,
+    *,
+    name="controllers",
+    seeds=1,
+    calibration=None,
+    **more,
 ) -> Live:
     """Decode the test part of `suites` with plain decoding, baselines and policies, interleaved
     prompt by prompt.
 
     policies: name -> policies, the first `seeds` of which are used. suites: names; each has a run,
-    with the suite's own tree. calibration: calibrate too, in pieces between the prompts.
+    with the suite's own tree. calibration: calibrate too, in pieces between the prompts. more:
+    other fields of EvaluateConfig.
     """
-    config = runs.configured(config or LIVE, EvaluateConfig, settings)
+    config = runs.configured(EvaluateConfig(part="test"), EvaluateConfig, more)
     suite_trees = list(map(baselines.of_suite, suites))
     # 1. the methods that all suites share, and their labels
     methods: dict = {AUTOREGRESSIVE: AUTOREGRESSIVE}
@@ -59,11 +66,11 @@ def decode_live(
     methods[RANDOM] = baselines.random()
     labels = {label: (Method.of(label), 0) for label in methods}
     policies = baselines.by_method(policies)
-    for name, trained in policies.items():
+    for method, trained in policies.items():
         for seed, policy in enumerate(trained[:seeds]):
             compare.warn_elsewhere(policy, pair=pair.name)
-            label = name if min(seeds, len(trained)) == 1 else f"{name} #{seed}"
-            labels[label] = (name, seed)
+            label = method if min(seeds, len(trained)) == 1 else f"{method} #{seed}"
+            labels[label] = (method, seed)
             methods[label] = policy
     # 2. a run per suite
     timing = calibration and Calibration(pair, calibration)
@@ -71,8 +78,8 @@ def decode_live(
     done = []
     for suite, tree in zip(suites, suite_trees, strict=True):
         methods[PER_SUITE] = Static.of(tree)
-        name = f"{config.name}_{runs.plain_name(suite.replace('/', '_'))}"
-        of_suite = dataclasses.replace(config, part="test", name=name)
+        label = f"{name}_{runs.plain_name(suite.replace('/', '_'))}"
+        of_suite = dataclasses.replace(config, name=label)
         done.append(evaluate(copy.deepcopy(methods), suite, pair, of_suite, between=between))
     # 3. their rows
     prompts = pd.concat([run.read_table("prompts") for run in done], ignore_index=True)
@@ -84,9 +91,8 @@ def decode_live(
         if timing.spent_s or not path.is_file():
             timing.model().save(path)
         costs = CostModel.load(path)
-    facts = (config.temperature, prompts["machine"].iloc[0])
-    names = tuple(policies)
-    return Live(tuple(done), prompts, cycles, labels, names, baselines.default, costs, *facts)
+    facts = (baselines.default, costs, config.temperature, prompts["machine"].iloc[0])
+    return Live(tuple(done), prompts, cycles, labels, tuple(policies), *facts)
 
 
 def live_table(live: Live, prompts: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -100,7 +106,7 @@ def live_table(live: Live, prompts: pd.DataFrame | None = None) -> pd.DataFrame:
     # 1. over plain decoding, and over two trees
     keys = ["suite", "method"]
     table = stats.compare(prompts, AUTOREGRESSIVE)
-    table = table.drop(columns=["p_value", "p_holm", *stats.spread_names("mean_speedup")])
+    table = table.drop(columns=["p_value", "p_holm"])
     drafting = prompts[prompts["method"] != AUTOREGRESSIVE]
     baselines = {"over_default": live.default, "over_tuned": TUNED}
     tested = {label for label, (method, _) in live.labels.items() if method in live.policies}

@@ -103,7 +103,7 @@ def default_policies(seed: int = 0) -> dict[str, Policy]:
 def audit(
     pair: Pair,
     prompts,
-    policies: dict | list | None = None,
+    policies: dict | None = None,
     max_new_tokens=32,
     temperatures=(0.0, 1.0),
     seed=0,
@@ -112,8 +112,8 @@ def audit(
 ) -> Audit:
     """Decode every prompt under every policy at every temperature and compare with plain decoding.
 
-    prompts: a list of what `decode` takes; prompt i is sampled with seed + i. policies: by
-    name or a list, default `default_policies()`. sampling: top_k, top_p, min_p, repetition_penalty.
+    prompts: a list of what `decode` takes; prompt i is sampled with seed + i. policies: by name,
+    default `default_policies()`. sampling: top_k, top_p, min_p, repetition_penalty.
 
     In float32 every token must agree. In low precision a tree's forward rounds differently, so a
     text may diverge at a near-tie (`_NearTies`).
@@ -125,8 +125,6 @@ def audit(
     >>> checked.passed, len(checked.rows)
     (True, 2)
     """
-    if isinstance(policies, list):
-        policies = dict(enumerate(policies))
     policies = named_methods(policies or default_policies(seed))
     prompts = ids_of_all(pair, list(prompts), max_new_tokens)
     assert pair.drafter is not None and prompts, "an audit needs a drafter and prompts"

@@ -1,4 +1,4 @@
-"""Decoding methods by name: a policy or plain decoding; all share the sampling settings."""
+"""Decoding methods by name: a policy or plain decoding."""
 
 from __future__ import annotations
 
@@ -15,28 +15,6 @@ from specdec.models.pairs import describe_pair, fingerprint
 from specdec.policies.base import combine, load_policy, policy_folder
 
 AUTOREGRESSIVE = "autoregressive"
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Sampling settings, as in transformers; None leaves one out."""
-
-    temperature: float = 0.0  # 0 is greedy
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-
-    @property
-    def warping(self) -> dict:
-        """The settings besides temperature."""
-        names = ("top_k", "top_p", "min_p", "repetition_penalty")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
-    @property
-    def sampling(self) -> dict:
-        """All settings, as arguments of `decode`."""
-        return {"temperature": self.temperature, **self.warping}
 
 
 @dataclass(frozen=True)

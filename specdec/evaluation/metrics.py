@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from specdec import machine
 from specdec.core.records import TURN, tau
 from specdec.policies.base import COLLAPSED_FRAC
 
@@ -17,17 +18,11 @@ from specdec.policies.base import COLLAPSED_FRAC
 ACTION = ["verified_tok", "expansions", "top_k"]
 ANSWERS = ("expansions", "verify_nodes", "top_k")
 
-# Quotients of sums over cycles: name -> (numerator, denominator). draft_calls = expansions + 1 is
-# also the longest path that a cycle can accept. Re-SpS's Table 6 does not define its rate:
+# What accepted tokens are divided by. draft_calls = expansions + 1 is also the longest path that a
+# cycle can accept. Re-SpS's Table 6 does not define its rate:
 # accepted_per_node is accepted / (TT - 1), accepted_per_level is accepted / (depth + 1).
-RATES = {
-    "accepted_per_node": ("accepted_tok", "verify_nodes"),
-    "accepted_per_level": ("accepted_tok", "draft_calls"),
-    "accepted_per_candidate": ("accepted_tok", "candidates"),
-    "new_per_verified_row": ("new_tok", "verified_tok"),
-}
-COUNTED = ["cycles", "accepted_tok", "verify_nodes", "draft_calls", "candidates", "new_tok"]
-COUNTED += ["verified_tok"]
+RATES = {"accepted_per_node": "verify_nodes", "accepted_per_level": "draft_calls"}
+COUNTED = ["cycles", "accepted_tok", "verify_nodes", "draft_calls", "new_tok"]
 
 
 def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
@@ -38,8 +33,7 @@ def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
     RADAR's code.
     calls_macro: draft calls per cycle, mean over prompts, RADAR's "average calls".
     rounds_per_turn, rounds_per_turn_sd: cycles per turn, the "acceptance length" of Re-SpS's Table
-    6; less is better. RATES, and <rate>_macro, <rate>_sd: mean and deviation over the turns' own.
-    And the columns of `actions`.
+    6; less is better. RATES, and <rate>_macro: the mean over turns. And the columns of `actions`.
     """
     by = _list(by)
     # 1. sums of turns and of prompts
@@ -64,11 +58,10 @@ def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
     facts["rounds_per_turn"] = rounds.mean()
     facts["rounds_per_turn_sd"] = rounds.std()
     # 3. acceptance, missing where nothing could be accepted
-    for name, (number, divisor) in RATES.items():
-        facts[name] = sums[number] / sums[divisor].where(sums[divisor] > 0)
-        rates = over(turns[number] / turns[divisor].where(turns[divisor] > 0))
-        facts[f"{name}_macro"] = rates.mean()
-        facts[f"{name}_sd"] = rates.std()
+    for name, divisor in RATES.items():
+        facts[name] = sums["accepted_tok"] / sums[divisor].where(sums[divisor] > 0)
+        rates = turns["accepted_tok"] / turns[divisor].where(turns[divisor] > 0)
+        facts[f"{name}_macro"] = over(rates).mean()
     return facts.join(actions(rows, by))
 
 
@@ -76,11 +69,20 @@ def text_facts(prompts: pd.DataFrame) -> pd.DataFrame:
     """Equality and correctness of the texts, by suite and method. prompts: prompts.parquet.
 
     same_frac: share of texts equal to the baseline's. checked: answers with a check.
-    accuracy_frac: share of those that pass.
+    accuracy_frac: share of those that pass. crowded: others used the cores, so there is no result.
     """
     groups = prompts.groupby(["suite", "method"], sort=False)
     facts = groups["same"].mean().to_frame("same_frac").assign(checked=groups["correct"].count())
-    return facts.assign(accuracy_frac=groups["correct"].mean().astype(float))
+    facts["accuracy_frac"] = groups["correct"].mean().astype(float)
+    return facts.assign(crowded=groups.apply(is_crowded))
+
+
+def is_crowded(prompts: pd.DataFrame) -> bool:
+    """Whether others used too many cores for these wall-clock times to mean much."""
+    counted = prompts[prompts["neighbours"].notna() & (prompts["clock"] == "wall")]
+    if counted.empty:
+        return False
+    return machine.is_crowded(np.average(counted["neighbours"], weights=counted["total_ms"]))
 
 
 def actions(rows: pd.DataFrame, by="method") -> pd.DataFrame:

@@ -28,12 +28,12 @@ from specdec.costs.model import CostModel
 from specdec.costs.profiles import prices
 from specdec.errors import SpecdecError, first_line
 from specdec.evaluation import stats
-from specdec.evaluation.compare import CHOSEN_ON, TUNED
+from specdec.evaluation.compare import TUNED, Baselines
 from specdec.evaluation.methods import AUTOREGRESSIVE, method_from
 from specdec.policies.base import Learned
 from specdec.replays.oracle import clairvoyant, headroom
 from specdec.replays.replay import answer_ms, replay
-from specdec.replays.static_trees import best_static, static_turns
+from specdec.replays.static_trees import static_turns
 from specdec.replays.trace import Trace, open_trace
 
 RECORDING = Path(__file__).parents[1] / "report" / "recordings" / "scored"
@@ -62,10 +62,15 @@ class Bench:
         """The tree is the one that the recording names for these prices, else the fastest on its
         parts for choices.
         """
-        test = recorded.select(part="test").restrict(costs.ranges)
+        recorded = recorded.restrict(costs.ranges)
+        test = recorded.select(part="test")
         key = runs.content_key(costs=runs.plain(vars(costs)))[:16]
         text = recorded.header.get("tuned", {}).get(key)
-        tuned = tree_from(text) if text else tuned_on(recorded, costs)
+        if text:
+            tuned = tree_from(text)
+        else:
+            sizes = [size for size in SIZES if size <= recorded.most_nodes + 1]
+            tuned = Baselines.choose(recorded, costs, total_tokens=sizes).tuned
         turns = static_turns(test, costs, tuned)
         plain = turns.assign(method=AUTOREGRESSIVE, time_ms=turns["plain_ms"])
         turns = pd.concat([plain, turns.assign(method=TUNED)], ignore_index=True)
@@ -153,16 +158,6 @@ def course(trace=None, costs=None, machines=MACHINES, progress=False) -> list[Be
 @functools.cache
 def _shipped(name: str) -> Bench:
     return Bench.of(open_trace(RECORDING), prices(name or RECORDING / "costs.json"))
-
-
-def tuned_on(recorded: Trace, costs: CostModel) -> TreeConfig:
-    """The fastest static tree on the parts for choices; SpecdecError if the recording has none."""
-    choosing = recorded.turns["part"].isin(CHOSEN_ON)
-    if not choosing.any():
-        raise SpecdecError("the recording has no part to tune a tree on; record train or tune.")
-    part = recorded.select(choosing).restrict(costs.ranges)
-    sizes = [size for size in SIZES if size <= part.most_nodes + 1]
-    return best_static(part, costs, total_tokens=sizes)
 
 
 def _opened(policy: Any) -> tuple[str, Policy]:

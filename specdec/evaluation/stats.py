@@ -23,12 +23,7 @@ from specdec.errors import SpecdecError, check_name
 
 LEVEL = 0.95
 LEAST_PROMPTS = 8  # fewer give no reliable spread: no page prints an interval from them
-# Columns of prompts.parquet: counted tokens, their time, cycles, and the tokens that tau counts
-# (before truncation).
-TOKENS = "new_tok"
-TIME = "total_ms"
-CYCLES = "cycles"
-CYCLE_TOKENS = "cycle_tok"
+RATE = ("new_tok", "total_ms")  # the rate of rows of prompts.parquet: tokens per millisecond
 SPEED = ("new_tok", "time_ms")  # the rate of a replay's turns: tokens per millisecond
 
 
@@ -79,7 +74,7 @@ def holm(p_values) -> np.ndarray:
     return np.minimum(np.maximum.accumulate(steps), 1.0)[np.argsort(order)]
 
 
-def per_prompt(rows: pd.DataFrame, quantities=(TOKENS, TIME, CYCLES, CYCLE_TOKENS)) -> pd.DataFrame:
+def per_prompt(rows: pd.DataFrame, quantities) -> pd.DataFrame:
     """Rows summed over turns and repeats: index (suite, prompt), columns (quantity, method, seed);
     seed 0 if rows have none."""
     rows = rows if "seed" in rows else rows.assign(seed=0)
@@ -89,12 +84,11 @@ def per_prompt(rows: pd.DataFrame, quantities=(TOKENS, TIME, CYCLES, CYCLE_TOKEN
     if uneven:
         why = f"{uneven} prompts were not measured equally often by all methods"
         raise SpecdecError(f"{why}; finish the run.")
-    summed = groups[[name for name in quantities if name in rows]].sum()
-    return summed.unstack(["method", "seed"]).sort_index()
+    return groups[list(quantities)].sum().unstack(["method", "seed"]).sort_index()
 
 
 def summarise(
-    rows, baselines: dict[str, str], *, rate=(TOKENS, TIME), family=None, pool: bool | None = None
+    rows, baselines: dict[str, str], *, rate=RATE, family=None, pool: bool | None = None
 ) -> pd.DataFrame:
     """One row per suite and method: its rate relative to that of each baseline, with paired
     intervals over prompts.
@@ -164,35 +158,28 @@ def _over(method: list[np.ndarray], base: list[np.ndarray]) -> Interval:
 def compare(
     rows: pd.DataFrame, baseline: str, *, family: Collection[str] | None = None
 ) -> pd.DataFrame:
-    """One row per (suite, method) against `baseline`: speed-ups with intervals, two kinds of tau,
-    p-values after Holm.
+    """One row per (suite, method) against `baseline`: speed-up with interval and p-value, two kinds
+    of tau.
 
-    rows: prompts.parquet. A suite called 'all' pools them. family: of `summarise`. mean_speedup is
-    the mean of prompts' own ratios; p_value is of speedup.
+    rows: prompts.parquet. A suite called 'all' pools them. family: of `summarise`.
     """
     # all policies of a method count as one method here
     rows = rows.assign(seed=0)
     table = summarise(rows, {"speedup": baseline}, family=family)
     table = table.rename(columns={"p_speedup": "p_value", "p_speedup_holm": "p_holm"})
-    table = table.drop(columns=["seeds", "rate"]).set_index(["suite", "method"])
-    summed = per_prompt(rows).droplevel("seed", axis=1)
-    added = []
-    for suite, method in table.index:
+    table = table.assign(tok_per_s=1e3 * table["rate"]).drop(columns=["seeds", "rate"])
+    # tau counts whole cycles, also where the text is cut; plain decoding has none
+    summed = per_prompt(rows, ["cycle_tok", "cycles"]).droplevel("seed", axis=1)
+    taus = []
+    for suite, method in zip(table["suite"], table["method"], strict=True):
         part = summed if suite == "all" else summed.loc[[suite]]
-        sums = part.xs(method, axis=1, level="method").astype(float)
-        base = part.xs(baseline, axis=1, level="method").astype(float)
-        ratios = sums[TOKENS] / sums[TIME] * base[TIME] / base[TOKENS]
-        row = spread_of("mean_speedup", ratio_of_sums(ratios, np.ones(len(ratios))))
-        row["tok_per_s"] = 1e3 * sums[TOKENS].sum() / sums[TIME].sum()
-        # plain decoding has no cycles
-        if CYCLES in sums and (sums[CYCLES] > 0).all():
-            row.update(spread_of("tau", ratio_of_sums(sums[CYCLE_TOKENS], sums[CYCLES])))
-            row["tau_macro"] = float((sums[CYCLE_TOKENS] / sums[CYCLES]).mean())
-        added.append(row)
-    table = table.join(pd.DataFrame(added, index=table.index)).reset_index()
-    first = ["suite", "method", "prompts", *spread_names("speedup"), *spread_names("mean_speedup")]
-    first += ["tok_per_s", "p_value"]
-    return table[[*first, *(name for name in table if name not in first)]]
+        tokens, cycles = part["cycle_tok"][method], part["cycles"][method]
+        row = {}
+        if (cycles > 0).all():
+            row = spread_of("tau", ratio_of_sums(tokens, cycles))
+            row["tau_macro"] = float((tokens / cycles).mean())
+        taus.append(row)
+    return table.join(pd.DataFrame(taus, index=table.index))
 
 
 def with_all(rows: pd.DataFrame) -> pd.DataFrame:

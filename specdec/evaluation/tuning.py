@@ -36,8 +36,6 @@ GRID = "1,0,1 3,1,1 5,3,1 7,5,1 9,7,1 8,3,3 8,5,3 16,3,3 16,3,8 16,5,3 16,5,8 16
 GRID += " 24,5,3 24,5,8 24,7,3 24,7,8 32,5,3 32,5,8 32,7,3 32,7,8 32,9,3 32,9,8 48,5,6 48,5,10"
 GRID += " 48,7,6 48,7,10 48,9,6 48,9,10 60,5,6 60,5,10 60,7,6 60,7,10"
 GATE_COLUMNS = ["policy", "tree", "copied_tokens", "saved_frac", "tau", "ms_per_tok", "speedup"]
-TUNED = EvaluateConfig(name="tune_static")
-RACED = EvaluateConfig(name="race_static")
 
 
 @dataclass(frozen=True)
@@ -51,19 +49,12 @@ class Tuning:
     table: pd.DataFrame
 
 
-def default_grid() -> list[TreeConfig]:
-    """The trees of GRID."""
-    return list(map(tree_from, GRID.split()))
-
-
-def tune_static(
-    pair: Pair, prompts, grid: Iterable[TreeConfig] = (), config=None, *, most=60, **settings
-) -> Tuning:
+def tune_static(pair: Pair, prompts, grid=(), *, most=60, name="tune_static", **settings) -> Tuning:
     """Find the fastest static tree for `pair` on this machine.
 
     prompts: names of suites, of which only the "tune" part is used, or the tuning prompts. grid:
-    the trees to try, default `default_grid()`. most: prompts used in all. settings: fields of
-    EvaluateConfig by name. Speed is new tokens over prefill and decoding time.
+    the trees to try, default those of GRID. most: prompts used in all. settings: other fields of
+    EvaluateConfig. Speed is new tokens over prefill and decoding time.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -74,8 +65,8 @@ def tune_static(
     (True, 2)
     """
     # 1. the trees, and the prompts in a random order
-    config = runs.configured(config or TUNED, EvaluateConfig, settings)
-    trees = list(grid) or default_grid()
+    config = runs.configured(EvaluateConfig(name=name), EvaluateConfig, settings)
+    trees = list(grid) or map(tree_from, GRID.split())
     by_name = not isinstance(prompts, dict) and all(isinstance(name, str) for name in prompts)
     chosen = dict(limit=config.limit, folder=config.folder, part=PART if by_name else None)
     items = gather(prompts, seed=config.seed, **chosen)
@@ -112,27 +103,27 @@ def finalists(trace, costs) -> list[TreeConfig]:
 
 
 def race_static(
-    pair: Pair, trace, costs, config: EvaluateConfig | None = None, **settings
+    pair: Pair, trace, costs, *, name="race_static", **settings
 ) -> dict[str, TreeConfig]:
     """The strongest static tree of every suite and of "all": chosen by replay on part "tune", then
     raced live on it.
 
     Every suite is decoded by the FINALISTS that replay finds fastest over all suites, and by those
-    it finds fastest on this one. trace: a recording of suites by name. settings: fields of
-    EvaluateConfig by name.
+    it finds fastest on this one. trace: a recording of suites by name. settings: other fields of
+    EvaluateConfig.
     """
-    config = runs.configured(config or RACED, EvaluateConfig, settings)
+    config = runs.configured(EvaluateConfig(name=name), EvaluateConfig, settings)
     trace = trace.select(part=PART)
     pooled = finalists(trace, costs)
     # 1. a live race on every suite
     trees = {}
     parts = []
     for suite in dict.fromkeys(trace.turns["suite"]):
-        of_suite = trace.select((trace.turns["suite"] == suite).to_numpy())
-        methods = _static_policies([*pooled, *finalists(of_suite, costs)])
+        turns = trace.select((trace.turns["suite"] == suite).to_numpy())
+        methods = _static_policies([*pooled, *finalists(turns, costs)])
         trees.update(methods)
-        name = f"{config.name}_{runs.plain_name(suite.replace('/', '_'))}"
-        run = evaluate(methods, suite, pair, replace(config, part=PART, name=name))
+        of_suite = f"{name}_{runs.plain_name(suite.replace('/', '_'))}"
+        run = evaluate(methods, suite, pair, replace(config, part=PART, name=of_suite))
         parts.append(run.read_table("prompts"))
     rows = pd.concat(parts)
     rows["new_tok"] -= 1  # the first token comes from the prefill
@@ -164,15 +155,6 @@ def tune_gate(
             rates = replayed.tau, replayed.ms_per_tok, replayed.speedup
             rows.append((policy, tree.text, *numbers, *rates))
     return pd.DataFrame(rows, columns=GATE_COLUMNS).sort_values("ms_per_tok", ignore_index=True)
-
-
-def decodings(candidates: int, prompts: int) -> int:
-    """Number of answers that `tune_static` decodes for so many trees and prompts."""
-    count = 0
-    for start, end in _steps(prompts, candidates):
-        count += (end - start) * candidates
-        candidates = math.ceil(candidates / KEEP)
-    return count
 
 
 def _steps(prompts: int, candidates: int) -> list[tuple[int, int]]:

@@ -28,14 +28,12 @@ from specdec.core.records import Generation
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_integer, check_kind
-from specdec.policies.base import load_policy, shipped_folder
+from specdec.evaluation.compare import shipped_controllers
 from specdec.replays import snapshots
 from specdec.replays.snapshots import CLAIRVOYANT, Lane, Recording, Watched
 from specdec.report import explorer_panels as panels
 
 FOLDER = Path(__file__).parent
-# names of shipped controllers by the beginning of their folder
-CONTROLLERS = {"ltd": "LTD", "radar": "RADAR", "resps": "Re-SpS"}
 REDRAWN_EVERY_S = 0.15  # drawing takes interpreter time, which decoding needs too
 # name, kind, label, tip, place in the view ("prompt" or "bar")
 STEPS = [
@@ -94,14 +92,10 @@ def shipped_policies(recording: Recording) -> dict[str, Policy]:
     top_k = recording.top_ks[-1]
     eagle = TreeConfig(min(60, pool_size(depth, top_k) + 1), depth, top_k)
     policies: dict[str, Policy] = {f"fixed {eagle.text}": Static.of(eagle)}
-    folder = shipped_folder(f"{trace.header['pair']}/x").parent
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(action="ignore"):
         # about other machines' costs: times here are the recording's
-        warnings.simplefilter("ignore")
-        for place in sorted(folder.glob(f"*-{trace.header['dtype']}")):
-            system = place.name.split("-")[0]
-            policies[CONTROLLERS.get(system, "ours")] = load_policy(place)
-    return policies
+        shipped = shipped_controllers(trace.header["pair"], trace.header["dtype"])
+    return policies | {method.system: policy for method, (policy,) in shipped.items()}
 
 
 class Viewer(anywidget.AnyWidget):

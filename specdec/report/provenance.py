@@ -78,6 +78,8 @@ class Provenance:
         parts = []
         for scale in names:
             parts.append(f"{scale} scale: {_joined(names[scale])} on {_joined(places[scale])}")
+        if any(row.get("crowded") for row in self.rows):
+            parts.append("disturbed by other processes: no result")
         return "; ".join(parts) or "nothing measured here"
 
     @property
@@ -172,6 +174,8 @@ def _row_of(folder: Path) -> dict:
     row["run"] = record["name"]
     row["key"] = record["key"]
     row["commit"] = session.get("commit")
+    if (record["results"] or {}).get("crowded"):
+        row["crowded"] = True
     row["machine"] = session.get("gpu") or session.get("cpu")
     if row["device"] not in DEVICES:
         row["device"] = "cuda" if session.get("gpu") else "cpu"

@@ -622,7 +622,7 @@ def reproduce(args) -> int:
 
     opened = book.Book(args.scale)
     values = {name: value_of(text) for name, text in args.p}
-    how = options_of(args, "force smoke on jobs")
+    how = options_of(args, "force smoke")
     with interruptible():
         report = book.run(opened, args.only, parameters=values, everything=args.all, **how)
     if not args.only:
@@ -652,7 +652,7 @@ def use_book(args) -> int:
 
 
 MODELS = f"{PAIR} {PLACE}"
-RUNNING = "only p smoke all force scale on jobs"
+RUNNING = "only p smoke all force scale"
 TRAINING = "out data preset set steps seed restart"
 # name -> (function, its options); the function's docstring is the help, and an option in capitals
 # is a positional argument

@@ -163,9 +163,7 @@ def test_it_continues_after_an_interruption_and_reuses_a_finished_run(
 
 def synthetic_run() -> runs.Run:
     """Two suites; `fast` is exactly 2 and 4 times as fast as `plain`, and so is `again`."""
-    times = dict(draft_ms=1.0, policy_ms=2.0, verify_ms=4.0, commit_ms=0.5, host_ms=2.5)
     rows = []
-    cycles = []
     for suite, factor in (("x", 2.0), ("y", 4.0)):
         for prompt, method in itertools.product(range(4), ("plain", "fast", "again")):
             counted = 0 if method == "plain" else 10
@@ -175,11 +173,9 @@ def synthetic_run() -> runs.Run:
             row.update(prefill_ms=total / 5, total_ms=total, clock="wall", neighbours=0.0)
             row.update(same=method != "again" or prompt > 0, correct=prompt % 2 == 0)
             rows.append(row)
-            cycles += [{"suite": suite, "method": method, **times, "total_ms": 10.0}] * counted
     kinds = {"plain": None, "fast": {"tree": 1}, "again": {"tree": 1}}
     run = runs.start("synthetic", {"methods": kinds, "baseline": "plain"})
     run.write_table("prompts", pd.DataFrame(rows).astype({"correct": "boolean"}))
-    run.write_table("cycles", pd.DataFrame(cycles))
     return run
 
 
@@ -192,11 +188,8 @@ def test_summary_of_rows_with_known_answers(home):
     fast = table.xs("fast", level="method")
     # 200 + 200 ms over 100 + 50: a ratio of sums
     assert fast["speedup"].tolist() == pytest.approx([2, 4, 8 / 3])
-    assert fast["mean_speedup"].tolist() == pytest.approx([2, 4, 3])
     counts = ["tau", "new_tok", "cycles", "calls", "checked", "same_frac"]
     assert fast.loc["all", counts].tolist() == [4, 320, 80, 240, 8, 1.0]
-    shares = [f"{part}_frac" for part in bench.SHARES]
-    assert fast.loc["all", shares].tolist() == pytest.approx([0.1, 0.2, 0.4, 0.05, 0.25])
     assert table["prefill_frac"].tolist() == pytest.approx([0.2] * 9)
     assert table["accuracy_frac"].eq(0.5).all()
     assert table.xs("again", level="method")["same_frac"].eq(0.75).all()

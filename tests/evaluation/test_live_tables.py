@@ -45,6 +45,7 @@ def live() -> Live:
                 counted = 0 if name == "autoregressive" else 4
                 row = {**key, "new_tok": 11 + longer, "cycles": counted, "cycle_tok": 3 * counted}
                 row.update(prompt_tok=7, total_ms=ms + 5.0, decode_ms=float(ms))
+                row.update(clock="wall", neighbours=9e9 if name == "d" else 0.0)
                 row.update(same=name != "d" or number == 0)
                 row.update(correct=number == 0 if suite == "x" else None)
                 prompts.append(row)
@@ -78,12 +79,13 @@ def test_a_row_by_the_clock_is_whole(live):
             adjusted = stats.holm([spread.p_value for spread in spreads])[0]
             row[f"{stats.p_name(name)}_holm"] = pytest.approx(adjusted)
     row.update(draft_calls=3.5, verify_nodes=8.0, policy_frac=1 / 8)
-    row.update(same_frac=1.0, checked=2, accuracy_frac=0.5)
+    row.update(same_frac=1.0, checked=2, accuracy_frac=0.5, crowded=False)
     assert table.iloc[13].to_dict() == {**row, **IDENTITY}
     plain = table.iloc[10]
     missing = ["over_default", "over_tuned", "p_tuned_holm", "policy_frac", "draft_calls"]
     assert plain[missing].isna().all()
-    assert table.iloc[1]["same_frac"] == 0.5 and np.isnan(table.iloc[5]["accuracy_frac"])
+    assert table.iloc[1][["same_frac", "crowded"]].tolist() == [0.5, True]
+    assert np.isnan(table.iloc[5]["accuracy_frac"])
     assert table["p_tuned_holm"].notna().sum() == 6, "baselines are no hypotheses"
     untested = compare_live.live_table(replace(live, policies=()))
     assert not [name for name in untested if name.startswith("p_")]

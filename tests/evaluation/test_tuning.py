@@ -27,13 +27,10 @@ MS = {"2,0,1": 30.0, "4,2,2": 10.0, "6,2,2": 20.0, "8,2,2": 40.0, "9,3,2": 50.0}
 
 
 def test_the_trees_that_are_tried_in_steps_that_grow_threefold():
-    assert [tree.text for tree in tuning.default_grid()] == GRID
     assert tuning._steps(60, 33) == [(0, 4), (4, 16), (16, 52), (52, 60)]
     assert tuning._steps(60, 3) == [(0, 60)]
     assert tuning._steps(16, 33) == [(0, 4), (4, 16)], "a step that would be empty is left out"
     assert tuning._steps(17, 10) == [(0, 4), (4, 16), (16, 17)]
-    # 33 trees on 4 prompts, 11 on 12, 4 on 36 and 2 on the last 8.
-    assert tuning.decodings(33, 60) == 33 * 4 + 11 * 12 + 4 * 36 + 2 * 8
 
 
 @pytest.fixture
@@ -60,9 +57,8 @@ def asked(monkeypatch):
 def test_a_third_goes_on_and_every_step_has_new_prompts(asked):
     prompts = [[number] for number in range(9)]
     trees = list(map(tree_from, MS))
-    config = EvaluateConfig(name="mine", repeats=2)
-    settings = dict(most=7, seed=3, limit=8, max_new_tokens=5)
-    tuned = tuning.tune_static(shared_pair(), prompts, trees, config, **settings)
+    settings = dict(most=7, name="mine", repeats=2, seed=3, limit=8, max_new_tokens=5)
+    tuned = tuning.tune_static(shared_pair(), prompts, trees, **settings)
     items = gather(prompts, limit=8)
     random.Random(3).shuffle(items)
     names = [item.id for item in items[:7]]
@@ -97,14 +93,13 @@ def test_a_race_ends_where_one_tree_is_left(asked):
 
 
 @pytest.mark.parametrize("most", [3, 24, 60])
-def test_the_answers_of_a_race_are_counted_before_it_runs(asked, most):
+def test_a_race_of_the_usual_trees_decodes_tuning_prompts_alone(asked, most):
     names = ["toy/gsm8k", "toy/nq"]
     tuning.tune_static(shared_pair(), names, most=most)
     decoded = {prompt for _, prompts, *_ in asked for prompt in prompts}
     tune = {prompt.id for name in names for prompt in split(load_suite(name))["tune"]}
     assert decoded <= tune and len(decoded) == min(most, len(tune))
-    count = tuning.decodings(len(tuning.default_grid()), len(decoded))
-    assert count == sum(len(trees) * len(prompts) for trees, prompts, *_ in asked)
+    assert asked[0][0] == GRID and asked[0][3].name == "tune_static"
 
 
 def test_finalists_are_the_fastest_of_different_shapes():

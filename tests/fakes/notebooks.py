@@ -14,7 +14,8 @@ from specdec import runs
 from workbook import book, notebooks
 
 PARAMETERS = (
-    'scale: str = "laptop"  # laptop | paper\nseed: int = 0  # seed\nrate: float = 0.5  # a rate'
+    'scale: str = "laptop"  # laptop | paper\nseed: int = 0  # seed\nrate: float = 0.5  # a rate\n'
+    "repeats: int = 1  # at least one"
 )
 
 LEVELS = ("FIXED", "WIDE", "DEEP")  # example trees of a diagram
@@ -80,9 +81,7 @@ def run_cells(name: str, **changes) -> dict:
     return names
 
 
-def execute_here(
-    source: Path, copy: Path, parameters: dict, progress: bool = True
-) -> tuple[float, str]:
+def execute_here(source: Path, copy: Path, parameters: dict) -> tuple[float, str]:
     """`notebooks.execute` in this process in place of a kernel."""
     read, names, fault = notebooks.read_notebook(source), {}, ""
     for one in [cell for cell in read["cells"] if cell["cell_type"] == "code"]:

@@ -62,6 +62,8 @@ def test_several_sources_are_as_small_as_the_smallest_whatever_the_budget(home):
     assert "prompts written for this workbook, seed 3" in origin.caption
     nothing = provenance.of([])
     assert (nothing.label, nothing.scale) == ("nothing measured here", "none")
+    busy = finished("small", ["toy/nq"], device="cpu").finish(crowded=True)
+    assert provenance.of([busy]).label.endswith("; disturbed by other processes: no result")
     with pytest.raises(SpecdecError, match="a source is a Run"):
         provenance.of(["runs/laptop"])
 

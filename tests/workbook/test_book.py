@@ -84,6 +84,20 @@ def test_a_failing_notebook_stops_only_its_readers(no_kernels, folder):
     assert states(run(folder=folder, only="00")) == {"00_first": "failed"}
 
 
+def test_a_disturbed_measurement_is_no_result_until_it_is_measured_again(no_kernels, folder):
+    rows = runs.write_text(runs.runs_dir() / "busy-1" / "rows", "disturbed")
+    code = "from specdec import runs\nhere = (runs.runs_dir() / 'busy-1').exists()\n"
+    code += "print('the ratios of busy-1 are', *['no result'] * here)"
+    (folder / "20_third.ipynb").write_text(notebook("Third", code))
+    for _ in range(2):
+        report = run(folder=folder, only="20")
+        assert states(report) == {"20_third": "disturbed"} and rows.is_file()
+        assert "specdec book run --only 20_third --force" in report["note"][0]
+    assert "| disturbed |" in book.contents(folder=folder)
+    assert states(run(folder=folder, only="20", force=True)) == {"20_third": "done"}
+    assert states(run(folder=folder, only="20")) == {"20_third": "fresh"} and not rows.exists()
+
+
 def test_a_complete_copy_stays_until_a_new_one_is_complete(no_kernels, folder):
     assert states(run(folder=folder, only="20")) == {"20_third": "done"}
     copy = runs.runs_dir() / "notebooks" / "20_third.ipynb"
@@ -137,10 +151,10 @@ def test_what_went_wrong_is_noted(no_kernels, folder, name, code, word):
         {"parameters": {"seed": "many"}},
         {"parameters": {"seed": True}},
         {"parameters": {"seed": -1}},
+        {"parameters": {"repeats": 0}},
         {"only": [""]},
         {"only": ["21"]},
         {"scale": "labtop"},
-        {"jobs": 0},
     ],
 )
 def test_bad_requests_stop_before_anything_runs(no_kernels, folder, options):
@@ -172,7 +186,7 @@ def test_tidy_takes_outputs_off_and_writes_the_first_cell(folder):
 
 
 def test_a_notebook_opens_its_run_and_names_what_is_missing(folder):
-    values = {"scale": "laptop", "seed": 0, "rate": 0.5}
+    values = {"scale": "laptop", "seed": 0, "rate": 0.5, "repeats": 1}
     with pytest.raises(SpecdecError, match="00_first"):
         book.open("10_second", values)
     runs.write_text(runs.runs_dir() / "first.txt", "here")
