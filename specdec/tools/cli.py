@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec.errors import SpecdecError, check_integer, check_number, nearest_name_error
+from specdec.errors import SpecdecError, check_integer, check_number, nearest_name_error, warn
 
 SYSTEMS = ("resps", "ltd", "radar", "ours")
 DRAFTERS = "eagle3 ppow block eagle1 hass griffin medusa hydra lm".split()
@@ -512,10 +512,10 @@ def generate_data(args) -> None:
 
     config = chats.ChatConfig(**options_of(args, "seed answer_tok"))
     pair = Models.of(args).load()
-    try:  # its chats serve every drafter
+    try:  # a warning, since chats serve every kind of drafter
         default_taps(pair.target.num_layers)
     except SpecdecError as error:
-        warnings.warn(error, stacklevel=1)
+        warn(str(error))
     files = chats.generate_chats(pair, config, args.out, **options_of(args, "tokens minutes"))
     print(f"{args.out} holds {files.answer_tok:,} answer tokens ({dict(files.counts)}).")
 

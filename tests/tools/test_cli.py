@@ -1,6 +1,8 @@
 """The command line: instant help, one sentence for bad input, and the library's own results."""
 
+import contextlib
 import json
+import signal
 import subprocess
 import sys
 
@@ -13,6 +15,7 @@ from specdec.core.policy import Static
 from specdec.costs import profiles
 from specdec.data import suites
 from specdec.models import load, pairs
+from specdec.parallel import parallel
 from specdec.tools import book, cli
 
 FOURTEEN = """decode score audit evaluate record calibrate estimate doctor pairs items generate-data
@@ -123,6 +126,25 @@ def test_bad_input_is_one_sentence(line, home, capsys):
     assert run(line) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("specdec: ") and REFUSED[line] in error
+
+
+def test_no_notebook_begins_after_an_interrupt_that_a_library_swallowed(monkeypatch, capsys):
+    begun = []
+
+    def notebook():
+        begun.append(len(begun))
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    def run_book(*_, **settings):
+        parallel([notebook])
+        parallel([notebook])
+
+    usual = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(book, "run", run_book)
+    assert run("book run --only 02") == 130 and begun == [0]
+    assert "specdec: stopped" in capsys.readouterr().err
+    assert parallel([lambda: 5]) == [5] and signal.getsignal(signal.SIGINT) is usual
 
 
 def test_decode_prints_what_the_library_decodes(tiny, capsys):
