@@ -62,8 +62,9 @@ def test_help_and_refusals_import_nothing_heavy_and_names_are_the_packages(tmp_p
         assert error.startswith("specdec: ") and word in error, line
     names = cli.known_names()
     assert (names["pair"], names["drafter"]) == (pairs.names(), list(pairs.KINDS))
+    gpus = cli.OPTIONS["gpu"][1]["choices"]
     assert set(names["suites"]) == {*suites.SUITES, "toy/mmlu"}
-    assert set(cli.DTYPES) == {"auto", *load.DTYPES} and set(cli.GPUS) == set(profiles.GPUS)
+    assert set(cli.DTYPES) == {"auto", *load.DTYPES} and set(gpus) == set(profiles.GPUS)
     # folders, hub ids and a kind with its place are judged later
     for option, text in {"pair": "a/b", "drafter": "hydra:a/b", "target": str(tmp_path)}.items():
         cli.check_place(option, text, names[option])
