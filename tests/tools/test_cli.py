@@ -31,9 +31,7 @@ HEAVY = {"torch", "transformers", "pandas", "numpy", "pyarrow"}
 # what is refused before anything is imported, and the name that it is refused by
 EARLY = {
     "decode x --pair tinny": "did you mean 'tiny'?",
-    "decode x --target nowhere": "target 'nowhere'",
     "decode x --drafter suffx": "'suffix'",
-    "decode x --policy eagle9": "'eagle3'",
     "decode x --policy static:0,0,0": "total_tokens",
     "decode x --temperature -1": "temperature",
     "decode x --max-new-tokens 0": "max_new_tokens",
