@@ -26,8 +26,3 @@ def test_bad_input_gets_one_sentence(row, home):
     if row.error is SpecdecError:
         assert said.rstrip()[-1] in ".?)", f"no sentence: {said}"
     assert not list(home.glob("runs/*")), "nothing was begun"
-
-
-def test_no_row_has_the_name_of_another():
-    names = [(room, row.name) for room, row in ROWS]
-    assert len(set(names)) == len(names)

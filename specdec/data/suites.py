@@ -7,6 +7,7 @@ text. `mmlu` (questions of 57 subjects, `by_subject`) has no toy form. suites.ym
 
 from __future__ import annotations
 
+import bisect
 import functools
 import hashlib
 import json
@@ -268,7 +269,7 @@ def split(prompts: Iterable[Prompt]) -> dict[str, list[Prompt]]:
     for prompt in prompts:
         # neither names nor the other prompts decide about a part
         bucket = int.from_bytes(prompt_digest(prompt.turns[0])[1:5], "big") % 10
-        parts["train" if bucket < 4 else "tune" if bucket < 6 else "test"].append(prompt)
+        parts[PARTS[bisect.bisect((4, 6), bucket)]].append(prompt)
     # a text that two parts share counts for the later one
     later: set[bytes] = set()
     for part in reversed(PARTS):

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec.errors import SpecdecError, check_integer, check_number, nearest_name_error
+from specdec.errors import SpecdecError, check_integer, check_number, nearest_name_error, warn
 
 SYSTEMS = ("resps", "ltd", "radar", "ours")
 DRAFTERS = "eagle3 ppow block eagle1 hass griffin medusa hydra lm".split()
 ACTIONS = ("run", "contents", "pages", "student", "lab", "tidy")
 SCALES = ("laptop", "paper")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-GPUS = ("a100", "h100", "rtx3090", "t4")
 CONSTANTS = {"true": True, "false": False, "null": None}  # of YAML, in lower case
 # of drafters, as in `pairs.KINDS`, which imports torch
 KINDS = """eagle3 prompt_lookup suffix lookahead hybrid eagle1 griffin block medusa hydra
@@ -61,7 +60,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "seed": ("random seed", {"type": int, "default": 0}),
     "tuned": ("add the fastest static tree on the tuning prompts; judge on the rest", FLAG),
     "force": ("start over instead of continuing or reusing a run", FLAG),
-    "gpu": ("compute from this GPU's data sheet", {"choices": GPUS}),
+    "gpu": ("compute from this GPU's data sheet", {"choices": ("a100", "h100", "rtx3090", "t4")}),
     "seconds": ("duration of the measurement", {"type": float, "default": 45.0}),
     "estimate": ("only print the estimated time and space", FLAG),
     # recordings
@@ -192,15 +191,17 @@ def known_names() -> dict[str, Sequence[str]]:
 
 def check_place(option: str, text: str, names: Sequence[str]) -> None:
     """Refuse what is no name (or name:more), no file or folder, and cannot be a hub id."""
+    from specdec import machine
     from specdec.core.tree_config import tree_from
 
     kind, _, numbers = text.partition(":")
     if kind == "static":
         tree_from(numbers)
     # below this folder, the results and the checkout, as `runs.placed` looks for it
-    homes = (Path(), Path(os.environ.get("SPECDEC_HOME", "")), Path(__file__).parents[2])
+    results = Path(os.environ.get("SPECDEC_HOME", "")).expanduser()
+    checkout = (machine.notebooks_folder() or results).parent
     place = Path(text).expanduser()
-    if kind in names or any((home / place).exists() for home in homes):
+    if kind in names or any((home / place).exists() for home in (Path(), results, checkout)):
         return
     if not names or text.startswith((".", "/", "~")) or text.endswith(".py"):
         raise SpecdecError(f"there is no file or folder {text}; check the path.")
@@ -319,10 +320,10 @@ def find_recording(folder: str | None, pair: str | None):
     from specdec import runs
     from specdec.replays.trace import open_trace, recording_folder
 
-    place = Path(folder) if folder else runs.recorded(pair)
-    if folder or (recording_folder(place) / "trace.json").is_file():
-        return open_trace(place, pair)
-    raise SpecdecError(f"nothing was recorded with {pair}; run `specdec record` or give --trace.")
+    if not folder and not (recording_folder(runs.recorded(pair)) / "trace.json").is_file():
+        why = f"nothing was recorded with {pair}"
+        raise SpecdecError(f"{why}; run `specdec record`, or name a recording with --trace.")
+    return open_trace(folder or runs.recorded(pair), pair)
 
 
 def find_costs(text: str | None, pair: str, dtype: str):
@@ -511,10 +512,10 @@ def generate_data(args) -> None:
 
     config = chats.ChatConfig(**options_of(args, "seed answer_tok"))
     pair = Models.of(args).load()
-    try:  # its chats serve every drafter
+    try:  # a warning, since chats serve every kind of drafter
         default_taps(pair.target.num_layers)
     except SpecdecError as error:
-        warnings.warn(error, stacklevel=1)
+        warn(str(error))
     files = chats.generate_chats(pair, config, args.out, **options_of(args, "tokens minutes"))
     print(f"{args.out} holds {files.answer_tok:,} answer tokens ({dict(files.counts)}).")
 

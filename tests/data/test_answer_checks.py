@@ -19,7 +19,7 @@ def judged(text: str, tests=("assert f(1) == 2",)) -> bool:
     return passes(check, f"```python\n{text}\n```")
 
 
-def test_tests_see_values_errors_and_helpers():
+def test_tests_see_values_errors_and_helpers(capfd):
     answer = "def g(x):\n    return {x, (1.5, None)}\n\n"
     answer += "def f(x):\n    if x < 0:\n        raise ValueError(x)\n    return g(x)\n"
     tests = [
@@ -29,7 +29,8 @@ def test_tests_see_values_errors_and_helpers():
     ]
     assert judged(answer, tests) and not judged(answer, ["assert f(1) == {1}"])
     # bytes that are no text change nothing
-    assert judged(f"import os\nos.write(1, b'\\xff\\xfe')\n{RIGHT}")
+    assert judged(f"import os\nos.write(1, b'\\xff\\xfe')\nos.write(2, b'noise')\n{RIGHT}")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_attacks_do_not_pass_and_nothing_is_written_outside(tmp_path):
@@ -91,7 +92,6 @@ CODE = [
     (DOUBLE, True),
     (f"Sure!\n```python\n{DOUBLE}\n```\nDone.", True),
     (f"```\n{DOUBLE}", True),  # cut off before the closing fence
-    (f"{DOUBLE}\n```\n\nThis function doubles a number.", True),  # without an opening fence
     (f"First:\n```\nprint(1)\n```\nthen:\n```python\n{DOUBLE}\n```", True),
     (TWO, True),  # cut off
     ("def double(\n    n,\n):\n    return 2 * n\n\nIt doubles.", True),
@@ -100,7 +100,6 @@ CODE = [
     ("def double(n)\n    return 2 * n", False),
     ("import os; os._exit(0)", False),  # leaving early is not passing
     (f"import subprocess; subprocess.run(['true'])\n{DOUBLE}", False),
-    (f"import socket; socket.socket()\n{DOUBLE}", False),
 ]
 
 

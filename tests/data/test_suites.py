@@ -62,11 +62,8 @@ def test_a_folder_of_jsonl_is_read(tmp_path, monkeypatch):
     row = {"question_id": 7, "turns": ["How many?"], "reference": ["1 + 2 = 3\n#### 1,003"]}
     write(tmp_path, "gsm8k.jsonl", row, "", {"question_id": 8, "turns": ["And now?"]})
     first, second = suites.load_suite("gsm8k", tmp_path)
-    assert (first.id, first.turns, first.reference) == (
-        "gsm8k/7",
-        ("How many?",),
-        "1 + 2 = 3\n#### 1,003",
-    )
+    assert (first.id, first.turns) == ("gsm8k/7", ("How many?",))
+    assert first.reference == "1 + 2 = 3\n#### 1,003"
     assert suites.check_answer(first, "Answer: 1003") is True
     assert suites.check_answer(second, "3") is None
     monkeypatch.setenv(suites.DATA_VARIABLE, str(tmp_path))
@@ -74,10 +71,17 @@ def test_a_folder_of_jsonl_is_read(tmp_path, monkeypatch):
     rows = [{"question_id": id, "turns": ["Why?"]} for id in ("anatomy/1", "law/2", "law/9")]
     write(tmp_path, "mmlu.jsonl", *rows)
     subjects = suites.by_subject(suites.load_suite("mmlu", tmp_path))
-    assert {name: len(group) for name, group in subjects.items()} == {
-        "mmlu:anatomy": 1,
-        "mmlu:law": 2,
-    }
+    assert list(map(len, subjects.values())) == [1, 2]
+    assert len(suites.by_subject(subjects["mmlu:law"], limit=1)["mmlu:law"]) == 1
+
+
+def test_a_conversation_is_chat_messages_or_their_text():
+    prompt = suites.Prompt("a", "s", ("Why?", "And?"))
+    chat = suites.conversation(types.SimpleNamespace(chats=True), prompt, 1, ["So."])
+    roles = [(message["role"], message["content"]) for message in chat]
+    assert roles == [("user", "Why?"), ("assistant", "So."), ("user", "And?")]
+    plain = types.SimpleNamespace(chats=False)
+    assert suites.conversation(plain, prompt, 1, ["So."]) == "Why?\n\nSo.\n\nAnd?"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """The command line: instant help, one sentence for bad input, and the library's own results."""
 
+import contextlib
 import json
+import signal
 import subprocess
 import sys
 
@@ -13,6 +15,7 @@ from specdec.core.policy import Static
 from specdec.costs import profiles
 from specdec.data import suites
 from specdec.models import load, pairs
+from specdec.parallel import parallel
 from specdec.tools import book, cli
 
 FOURTEEN = """decode score audit evaluate record calibrate estimate doctor pairs items generate-data
@@ -28,9 +31,7 @@ HEAVY = {"torch", "transformers", "pandas", "numpy", "pyarrow"}
 # what is refused before anything is imported, and the name that it is refused by
 EARLY = {
     "decode x --pair tinny": "did you mean 'tiny'?",
-    "decode x --target nowhere": "target 'nowhere'",
     "decode x --drafter suffx": "'suffix'",
-    "decode x --policy eagle9": "'eagle3'",
     "decode x --policy static:0,0,0": "total_tokens",
     "decode x --temperature -1": "temperature",
     "decode x --max-new-tokens 0": "max_new_tokens",
@@ -59,8 +60,9 @@ def test_help_and_refusals_import_nothing_heavy_and_names_are_the_packages(tmp_p
         assert error.startswith("specdec: ") and word in error, line
     names = cli.known_names()
     assert (names["pair"], names["drafter"]) == (pairs.names(), list(pairs.KINDS))
+    gpus = cli.OPTIONS["gpu"][1]["choices"]
     assert set(names["suites"]) == {*suites.SUITES, "toy/mmlu"}
-    assert set(cli.DTYPES) == {"auto", *load.DTYPES} and set(cli.GPUS) == set(profiles.GPUS)
+    assert set(cli.DTYPES) == {"auto", *load.DTYPES} and set(gpus) == set(profiles.GPUS)
     # folders, hub ids and a kind with its place are judged later
     for option, text in {"pair": "a/b", "drafter": "hydra:a/b", "target": str(tmp_path)}.items():
         cli.check_place(option, text, names[option])
@@ -123,6 +125,25 @@ def test_bad_input_is_one_sentence(line, home, capsys):
     assert run(line) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("specdec: ") and REFUSED[line] in error
+
+
+def test_no_notebook_begins_after_an_interrupt_that_a_library_swallowed(monkeypatch, capsys):
+    begun = []
+
+    def notebook():
+        begun.append(len(begun))
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    def run_book(*_, **settings):
+        parallel([notebook])
+        parallel([notebook])
+
+    usual = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(book, "run", run_book)
+    assert run("book run --only 02") == 130 and begun == [0]
+    assert "specdec: stopped" in capsys.readouterr().err
+    assert parallel([lambda: 5]) == [5] and signal.getsignal(signal.SIGINT) is usual
 
 
 def test_decode_prints_what_the_library_decodes(tiny, capsys):

@@ -80,7 +80,7 @@ def command(monkeypatch, tmp_path):
     monkeypatch.setattr("specdec.replays.trace.open_trace", lambda *_: TRACE)
 
     def train(system, *words, costs=costs):
-        words = ["--trace", "t", "--costs", costs, "--out", "o", *words]
+        words = ["--trace", str(tmp_path), "--costs", costs, "--out", "o", *words]
         return cli.main(["train", system, *words])
 
     return train
