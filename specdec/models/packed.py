@@ -41,7 +41,7 @@ class Product:
         if not self.is_packed:
             return
         if weight.dtype == torch.float32:
-            # by columns: as fast as by rows for one token, near the packed kernels for a tree
+            # column-major: as fast as row-major for one token, near the packed kernels for a tree
             self.weight = self.weight.t().contiguous().t()
         else:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, None)
