@@ -136,7 +136,6 @@ def autoregress(
     4
     """
     check_kind("pair", pair, Pair)
-    pair.target.refresh()  # it may have changed since its last use
     with pair.inference(plain=True):
         return finish(plain_steps(pair, prompt, max_new_tokens, *settings, **sampling))
 
@@ -225,7 +224,7 @@ def _checked(
     picker = picker.of_text(noise_of or ids, check_integer("visit", visit))
     max_new_tokens = check_lengths(len(ids), max_new_tokens, pair.target.position_limit)
     if stop_tokens is None:
-        return ids, max_new_tokens, pair.stop_tokens, picker
+        return ids, max_new_tokens, pair.current_stops(), picker
     check_kind("stop_tokens", stop_tokens, Iterable)
     stops = frozenset(check_integer("a stop token", token) for token in stop_tokens)
     return ids, max_new_tokens, stops, picker

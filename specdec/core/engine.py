@@ -24,8 +24,6 @@ from specdec.core.tree_config import Plan, TreeConfig
 from specdec.core.verification import Picker, truncate
 from specdec.errors import SpecdecError
 
-UNLIMITED = 1 << 30  # expansions of a target without a position limit
-
 
 class LiveEngine:
     """Implements `cycle.Engine`. Its steps run inside `inference`; `prefill` comes first.
@@ -285,7 +283,7 @@ class LiveEngine:
     def most_expansions(self) -> int:
         """Levels below the root's children that fit into target and drafter; -1: not even those."""
         limits = (self.target.position_limit, self.drafter.position_limit)
-        room = min(limit or UNLIMITED for limit in limits) - self._length - 1
+        room = min(limit or 1 << 30 for limit in limits) - self._length - 1
         if self.drafter.deepest is not None:
             room = min(room, self.drafter.deepest)
         return room

@@ -46,6 +46,7 @@ class Pair:
     stop_tokens: frozenset[int] = frozenset()
     source: dict[str, Any] | None = None
     tree: TreeConfig | None = None
+    ends: frozenset[int] | None = None  # the model's end tokens, where a change of them counts
 
     @property
     def usual_tree(self) -> TreeConfig:
@@ -76,6 +77,12 @@ class Pair:
         self.target.refresh()
         if self.drafter is not None:
             self.drafter.refresh()
+
+    def current_stops(self) -> frozenset[int]:
+        """`stop_tokens`, or the model's end tokens where its generation settings changed since."""
+        if self.ends is not None and self.ends != self.target.end_tokens:
+            self.stop_tokens = self.ends = self.target.end_tokens
+        return self.stop_tokens
 
     def needed_drafter(self) -> Drafter:
         """The drafter; SpecdecError where there is none."""

@@ -106,6 +106,7 @@ class TargetModel:
     device: torch.device
     vocab_size: int
     position_limit: int | None = None
+    end_tokens: frozenset[int] = frozenset()
 
     def refresh(self) -> None:
         """Update to changes of the model's modules and weights since their last use."""

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from specdec import machine
-from specdec.core.records import TURN, tau
+from specdec.core.records import TURN
 from specdec.policies.base import COLLAPSED_FRAC
 
 # total_tokens, depth and width as executed: Re-SpS's action
@@ -52,8 +52,8 @@ def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
     # 2. tokens, calls and rounds
     rounds = over(turns["cycles"])
     facts = pd.DataFrame({"cycles": sums["cycles"], "turns": rounds.size()})
-    facts["tau_pooled"] = tau(sums["new_tok"], sums["cycles"])
-    facts["tau_macro"] = over(tau(prompts["new_tok"], prompts["cycles"])).mean()
+    facts["tau_pooled"] = sums["new_tok"] / sums["cycles"]
+    facts["tau_macro"] = over(prompts["new_tok"] / prompts["cycles"]).mean()
     facts["calls_macro"] = over(prompts["draft_calls"] / prompts["cycles"]).mean()
     facts["rounds_per_turn"] = rounds.mean()
     facts["rounds_per_turn_sd"] = rounds.std()

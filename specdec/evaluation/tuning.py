@@ -18,7 +18,6 @@ import pandas as pd
 from specdec import runs
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
-from specdec.core.records import ms_per_tok, tau
 from specdec.core.tree_config import TreeConfig, tree_from
 from specdec.data.suites import gather
 from specdec.errors import SpecdecError
@@ -131,7 +130,7 @@ def race_static(
     shared = rows[rows["method"].isin(_static_policies(pooled))].assign(suite="all")
     groups = pd.concat([rows, shared]).groupby(["suite", "method"], sort=False)
     sums = groups[["decode_ms", "new_tok"]].sum()
-    ms = ms_per_tok(sums["decode_ms"], sums["new_tok"])
+    ms = sums["decode_ms"] / sums["new_tok"]
     fastest = ms.groupby(level="suite", sort=False).idxmin()
     return {suite: trees[text].plan for suite, text in fastest}
 
@@ -178,6 +177,6 @@ def _ranked(rows: pd.DataFrame, policies: dict[str, Static]) -> pd.DataFrame:
     sums = rows.groupby("method")[["new_tok", "total_ms", "cycles", "cycle_tok"]].sum()
     settings = [setting(policies[text].plan) for text in sums.index]
     table = pd.DataFrame(settings).assign(method=sums.index)
-    table["ms_per_tok"] = ms_per_tok(sums["total_ms"], sums["new_tok"]).to_numpy()
-    table["tau"] = tau(sums["cycle_tok"], sums["cycles"]).to_numpy()
+    table["ms_per_tok"] = (sums["total_ms"] / sums["new_tok"]).to_numpy()
+    table["tau"] = (sums["cycle_tok"] / sums["cycles"]).to_numpy()
     return table.sort_values("ms_per_tok", ignore_index=True)

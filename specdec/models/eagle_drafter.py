@@ -49,10 +49,11 @@ class NetworkDrafter(Drafter):
         self.taps = tuple(taps or (target.num_layers,))
         self._bound_to: object = None
         self.refresh()
-        with torch.inference_mode():
-            self.target_id = vocabulary_ids(network) if self.config.is_reduced else None
 
     def refresh(self) -> None:
+        # the map may have been loaded anew
+        with torch.inference_mode():
+            self.target_id = vocabulary_ids(self.network) if self.config.is_reduced else None
         target = self.target
         if self._bound_to == target.facts:
             return
@@ -110,7 +111,11 @@ class EagleDrafter(NetworkDrafter):
     def layer(self, step: DraftStep) -> Tensor:
         """States [..., W, H] after the layer."""
         network = self.network
-        x, residual = network.attention_input(self.embedding(step.tokens), step.hidden)
+        tokens = step.tokens
+        if self.config.own_embedding:
+            # others were added to the target's vocabulary
+            tokens = tokens.clamp(max=self.config.vocab_size - 1)
+        x, residual = network.attention_input(self.embedding(tokens), step.hidden)
         q, k, v = network.midlayer.self_attn.project(x)
         q, k = (rotate(part, step.cos, step.sin) for part in (q, k))
         return network.finish(step.attend(q, k, v), residual)

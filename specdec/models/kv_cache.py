@@ -133,12 +133,6 @@ class JoinedCache(Cache):  # type: ignore[misc]
             values[row, :, : all_values.shape[2]] = all_values
         return keys, values
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return self.rows, 0
-
 
 def aligned(mask: Tensor) -> Tensor:
     """The same mask [..., M] in memory whose rows begin at multiples of 64 values."""

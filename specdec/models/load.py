@@ -28,7 +28,7 @@ from specdec.models import pairs
 from specdec.models.packed import pack as pack_weights
 from specdec.models.pairs import KINDS, OWN_DRAFTER, PRESETS, SHIPPED, WheelFile, describe_pair
 from specdec.models.pairs import shipped_folder as shipped_folder
-from specdec.models.target import Target, end_tokens, model_in, setting
+from specdec.models.target import Target, model_in, setting
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # what is fetched of a drafter on the hub
@@ -86,7 +86,7 @@ def load_pair(
     inner: Any = model_in(model)
     if name is None:
         name = pairs.name_of(setting(inner.config, "_name_or_path") or type(inner).__name__)
-    pair = Pair(bound, loaded, tokenizer, name, end_tokens(inner))
+    pair = Pair(bound, loaded, tokenizer, name, bound.end_tokens, ends=bound.end_tokens)
     # a model or tokenizer in memory cannot be loaded again elsewhere
     if all(isinstance(place, str | Path | None) for place in places.values()):
         pair.source = {part: place and str(place) for part, place in places.items()}

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_hooks
 
+from specdec.errors import SpecdecError
 from specdec.models.kv_cache import attend
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
@@ -40,7 +41,7 @@ class Product:
         if not self.is_packed:
             return
         if weight.dtype == torch.float32:
-            # by columns: as fast as by rows for one token, near the packed kernels for a tree
+            # column-major: as fast as row-major for one token, near the packed kernels for a tree
             self.weight = self.weight.t().contiguous().t()
         else:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, None)
@@ -83,6 +84,9 @@ class Packed(nn.Module):
     def weight(self) -> Tensor:
         """[O, I]. Reading it ends the packing, so that no change of it is missed."""
         return self.product.plain()[self.rows]
+
+    def register_parameter(self, name: str, param: Any) -> None:
+        raise SpecdecError(f"a packed layer takes no parameter {name!r}; load it with pack=False.")
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         destination[prefix + "weight"] = self.product.dense()[self.rows]

@@ -296,7 +296,7 @@ def describe_pair(pair: Pair) -> dict[str, Any]:
         "dtype": dtype_name(target.dtype),
         "device": target.device.type,
         "taps": None if pair.drafter is None else list(pair.drafter.taps),
-        "stop_tokens": sorted(pair.stop_tokens),
+        "stop_tokens": sorted(pair.current_stops()),
         "weights": digest.hexdigest()[:16],
     }
     if drafter.fingerprinted is not None:

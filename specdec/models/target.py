@@ -126,6 +126,12 @@ class Target(TargetModel):
         return dtype
 
     @property
+    def end_tokens(self) -> frozenset[int]:  # type: ignore[override]
+        """The ids that end a text: `generation_config.eos_token_id`, one id, several or none."""
+        ids = setting(setting(self.model, "generation_config"), "eos_token_id", [])
+        return frozenset(ids if isinstance(ids, list | tuple) else [ids])
+
+    @property
     def facts(self) -> tuple[Any, ...]:
         """What drafters adapt to; if it changes, they bind to the target again."""
         return self.device, self.dtype, self.num_layers, self.embedding, self.head
@@ -153,7 +159,11 @@ class Target(TargetModel):
             stack.callback(lock.release)
             self.refresh()
             stack.enter_context(torch.inference_mode())
-            stack.enter_context(eval_mode(self.model))
+            # afterwards every module gets its own flag back
+            for module in self.model.modules():
+                if module.training:
+                    stack.callback(setattr, module, "training", True)
+            self.model.eval()
             # trees change shape every cycle, and each new shape would be compiled
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -284,18 +294,6 @@ class Target(TargetModel):
         return torch.cat([self._collected[tap].to(self.device) for tap in self.taps], dim=-1)
 
 
-@contextlib.contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Training mode off inside; afterwards every module gets its own flag back."""
-    awake = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in awake:
-            module.training = True
-
-
 def check_family(model: Any) -> None:
     """Refuse what the probe would not notice or could not name."""
     config = model.config.get_text_config()
@@ -424,9 +422,3 @@ def position_limit(config: Any) -> int | None:
         limit = rope.get("original_max_position_embeddings") or limit
     # a negative number means no limit in some families
     return None if limit < 0 else limit
-
-
-def end_tokens(model: nn.Module) -> frozenset[int]:
-    """The ids that end a text: `generation_config.eos_token_id`, one id, several or none."""
-    ids = setting(setting(model, "generation_config"), "eos_token_id", [])
-    return frozenset(ids if isinstance(ids, list | tuple) else [ids])

@@ -27,10 +27,9 @@ QUESTION = "What is 3 plus 4?"
 
 
 def untouched(pair) -> bool:
-    """The model is as its owner gave it: its own attention, no hooks of ours."""
+    """The model is as its owner gave it: no hooks of ours."""
     modules = pair.target.model.modules()
-    hooks = any(m._forward_hooks or m._forward_pre_hooks for m in modules)
-    return pair.target.model.config._attn_implementation != "specdec_tree" and not hooks
+    return not any(m._forward_hooks or m._forward_pre_hooks for m in modules)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +170,17 @@ def test_generate_is_greedy_or_takes_a_generation_config(model_and_drafter):
     sampled = generated(model_and_drafter, generation_config=config, seed=6)[0, ids.shape[1] :]
     pair = specdec.Pair(Target(model), stop_tokens=frozenset({2}))
     assert sampled.tolist() == specdec.autoregress(pair, ids[0], seed=6, **warped).tokens
+
+
+def test_end_tokens_set_after_loading_end_the_text():
+    pair = specdec.load_pair("tiny", dtype="float32")
+    text = specdec.decode(pair, QUESTION, SMALL, 12, stop_tokens=()).tokens
+    pair.target.model.generation_config.eos_token_id = [text[2]]
+    for call in (specdec.decode, specdec.autoregress):
+        assert call(pair, QUESTION, max_new_tokens=12).tokens == truncate(text, text[2:3])
+    pair.stop_tokens = frozenset(text[4:5])
+    tokens = specdec.decode(pair, QUESTION, SMALL, 12).tokens
+    assert tokens == truncate(text, text[4:5]), "the pair's own hold until the next change"
 
 
 def test_generate_stops_where_transformers_stops(model_and_drafter):

@@ -8,20 +8,12 @@ from fakes.reference import ReferenceTree, children_of, paths_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.core import tree as module
 from specdec.core.tree import EAGLE1_TREE, DraftTree, GrowingTree, StaticShape
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True)
 CPU = torch.device("cpu")
-
-
-def test_masks():
-    assert module.causal(2, "cpu").tolist() == [[True, False], [True, True]]
-    mask = module.additive(torch.tensor([[True, False]]), torch.float64, -7.0)
-    assert mask.tolist() == [[0.0, -7.0]] and mask.dtype == torch.float64
-    assert module.apart(2, torch.float32, CPU).tolist() == [[0, -torch.inf], [-torch.inf, 0]]
 
 
 def children_from(seed: int, top_k: int, step: float):

@@ -4,12 +4,11 @@ import itertools
 
 import pytest
 import torch
-from fakes.pairs import random_pair, shared_pair
+from fakes.pairs import random_pair
 
 from specdec.core import tree_config as sizes
 from specdec.core.decode import decode
 from specdec.core.policy import Static
-from specdec.core.tree import StaticShape
 from specdec.core.tree_config import TREES, CopiedTree, TreeConfig, plain_beam, tree_from
 from specdec.errors import SpecdecError
 
@@ -74,14 +73,6 @@ def test_the_papers_trees():
     assert texts == ["60,7,10", "60,5,10", "32,8,4", "60,8,10", "50,8,10"]
     papers = {name: tree.text for name, tree in sizes.PAPER_TREES.items()}
     assert papers == {"resps": "60,5,10", "ltd": "60,8,10", "radar": "60,7,10"}
-
-
-HUGE = [Static(1, 3, 10**9), Static(shape=StaticShape([(10**9,)]))]
-
-
-@pytest.mark.parametrize("tree", HUGE)
-def test_what_no_machine_holds_is_refused(tree):
-    pytest.raises(SpecdecError, decode, shared_pair(), [1, 2], tree, 4).match(r"GiB.*; lower")
 
 
 def test_what_is_larger_than_the_free_memory_is_refused(monkeypatch):

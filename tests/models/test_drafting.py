@@ -129,6 +129,19 @@ def test_drafted_trees_equal_the_slow_way(name, target):
     assert name not in HEADS or set(depths) == {(2, 3)}
 
 
+def test_a_drafter_follows_a_new_map_and_a_target_that_grew():
+    target = Target(random_target(VOCAB, hidden=WIDTH, seed=3))
+    drafter = drafter_of(replace(EAGLE, draft_vocab_size=10, own_embedding=True), target)
+    pair = Pair(target, drafter)
+    target.model.resize_token_embeddings(VOCAB + 6, mean_resizing=False)
+    prompt = [*PROMPT, VOCAB + 3]
+    drafted = specdec.decode(pair, prompt, max_new_tokens=12)
+    assert drafted.tokens == specdec.autoregress(pair, prompt, max_new_tokens=12).tokens
+    drafter.network.d2t.zero_()
+    drafter.refresh()
+    assert drafter.target_id.tolist() == list(range(10))
+
+
 @torch.inference_mode()
 def test_a_head_that_was_replaced_is_the_drafters_too():
     target = Target(random_target(VOCAB, hidden=WIDTH, layers=2))

@@ -43,5 +43,8 @@ def test_objects_are_described_by_their_attributes():
     described = fingerprint(value)
     assert described["object"] == {"class": "SimpleNamespace", "a": [1, 2]}
     assert described["slotted"]["size"] == 3
+    ring = SimpleNamespace()
+    ring.next = ring
+    assert str(fingerprint(ring)).count("class") == 6, "rings end"
     value["tensor"] = torch.ones(2, dtype=torch.float64)
     assert fingerprint(value)["tensor"] != described["tensor"]

@@ -62,7 +62,7 @@ def own(home, monkeypatch):
 
 def test_a_pair_from_folders(pair, places):
     assert pair.name.startswith("some-pair")
-    assert pair.stop_tokens == {2}
+    assert pair.stop_tokens == pair.current_stops() == {2}
     assert pair.target.dtype == torch.float32
     assert pair.target.model.config._attn_implementation == "sdpa"
     assert not pair.target.model.training

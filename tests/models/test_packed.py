@@ -51,6 +51,18 @@ def test_packing_twice_changes_nothing_and_a_pair_survives_a_pickle_and_a_cast()
     assert specdec.decode(pair, "Good morning.", max_new_tokens=24).tokens == text
 
 
+def test_another_default_dtype_changes_nothing():
+    pair = specdec.load_pair("tiny", dtype="float32")
+    results = describe_pair(pair), specdec.decode(pair, PROMPT, temperature=1.0, **SETTINGS).tokens
+    torch.set_default_dtype(torch.float64)
+    try:
+        for used in (pair, specdec.load_pair("tiny", dtype="float32")):
+            tokens = specdec.decode(used, PROMPT, temperature=1.0, **SETTINGS).tokens
+            assert (describe_pair(used), tokens) == results
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 class Adapter(nn.Module):
     def __init__(self, layer):
         super().__init__()
@@ -141,6 +153,8 @@ def test_a_part_of_a_state_dict_is_loaded_and_the_rest_is_reported():
     assert keys.unexpected_keys == [f"{name}s"]
     for key, weight in model.state_dict().items():
         assert torch.equal(weight, -whole[key] if key == name else whole[key])
+    with pytest.raises(specdec.SpecdecError, match="pack=False"):
+        model.lm_head.weight = nn.Parameter(whole["lm_head.weight"])
     bad = {name: whole[name][:1]}
     pytest.raises(RuntimeError, model.load_state_dict, bad, strict=False).match("size mismatch")
 
