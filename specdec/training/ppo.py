@@ -269,12 +269,10 @@ def export(policy, activation: str, scale: tuple[np.ndarray, np.ndarray]) -> Net
 
     scale (mean, deviation) moves into its first layer, so that it reads raw observations.
     """
-    weights = []
-    biases = []
-    for layer in [*policy.mlp_extractor.policy_net, policy.action_net]:
-        if isinstance(layer, torch.nn.Linear):
-            weights.append(layer.weight.detach().double().numpy())
-            biases.append(layer.bias.detach().double().numpy())
+    layers = [*policy.mlp_extractor.policy_net, policy.action_net]
+    # every second one is an activation
+    weights = [layer.weight.detach().double().numpy() for layer in layers[::2]]
+    biases = [layer.bias.detach().double().numpy() for layer in layers[::2]]
     weights[0] = weights[0] / scale[1]
     biases[0] = biases[0] - weights[0] @ scale[0]
     return Network(weights, biases, activation)

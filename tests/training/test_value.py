@@ -172,7 +172,8 @@ def test_examples_hold_what_replay_accepts(trace, examples):
             expected = trace.accepted_tok(rows, 3, expansions, size)
             np.testing.assert_array_equal(accepted[:, expansions, number], expected)
     for number, row in enumerate(rows[:3]):
-        begun = examples.policy.inputs.begin(trace.context_tok[row], examples.histories[numbers[number]])
+        history = examples.histories[numbers[number]]
+        begun = examples.policy.inputs.begin(trace.context_tok[row], history)
         expected = examples.policy.inputs.update(begun, trace.trees(3).scores[row, :12], 1)
         np.testing.assert_allclose(inputs[number], expected, rtol=1e-6)
     last = len(examples.rows) - 1
