@@ -2,8 +2,8 @@
 
     question --observation--> float32 [I] --network--> logits [A] --choose--> action --> answer
 
-A system's file defines the observation, the meaning of its actions, and a frozen config of
-everything in which paper, code and our version differ: PAPER, OFFICIAL, OURS.
+A system's file defines the observation, the meaning of its actions, and configs of all in which
+paper, code and our version differ: PAPER, OFFICIAL, OURS.
 """
 
 from __future__ import annotations
@@ -325,9 +325,8 @@ def setting(option: str, example: str, text: str) -> tuple[str, Any]:
 class Config:
     """Base of a controller's training config: its policy's settings, and how it learns.
 
-    Subclasses are dataclasses(unsafe_hash=True) that inherit their policy's settings, so that a
-    setting has one default and one explanation. while_training: settings that differ during
-    training; its activation is that of `ppo`. A config is never changed in place: see `changed`.
+    Subclasses inherit their policy's settings, so that a setting has one default and one
+    explanation. while_training: settings that differ then; the activation is that of `ppo`.
     """
 
     policy_class: ClassVar[type[Rule]]

@@ -91,9 +91,8 @@ def train_resps(
 
     It is also saved in out_dir/policy. config: a RespsConfig or a name of `resps.CONFIGS`.
     policy_ms: charged per question. source: an `env.LiveSource` (with envs=1) in place of the
-    recording's turns; rates and checkpoints are still evaluated on the recording. options: fields
-    of `ppo.RunOptions`. The recording must hold every width of the grid and, except for state
-    "text", features.
+    recording's turns. options: fields of `ppo.RunOptions`. The recording must hold every width of
+    the grid and, except for state "text", features.
     """
     config = named(config, resps.CONFIGS, "Re-SpS")
     features_size = 0 if trace.features is None else int(trace.features.shape[1])

@@ -2,8 +2,8 @@
 
 `iteration` is PPO's loop (Schulman et al. 2017): act, estimate advantages, update. A training
 consists of segments of some iterations, with a checkpoint after each. A segment opens new
-environments on new turns and seeds all randomness with (seed, segment). So a killed run continues
-at its last segment and ends with the same weights, bit for bit on one machine.
+environments and seeds all randomness with (seed, segment), so a killed run continues at its last
+segment and ends with the same weights.
 """
 
 from __future__ import annotations
@@ -33,18 +33,14 @@ PATIENCE = 500  # decisions without a transition before training gives up
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where and how a training runs.
-
-    segment_steps: decisions between two checkpoints. start_from: another run's folder, whose
-    weights and optimiser are the start. trained_for: facts stored in the policy.
-    """
+    """Where and how a training runs. start_from: another run's folder, whose weights it takes."""
 
     out_dir: Path | str
     seed: int = 0
     envs: int = 8
-    segment_steps: int = 8192
+    segment_steps: int = 8192  # decisions between two checkpoints
     start_from: Path | str | None = None
-    trained_for: dict = dataclasses.field(default_factory=dict)
+    trained_for: dict = dataclasses.field(default_factory=dict)  # stored in the policy
     progress: bool = True
     resume: bool = True
 

@@ -46,8 +46,7 @@ DROPOUT = 0.1
 class RadarData:
     """Q positions: the controller's input after each draft call, and how much is then accepted.
 
-    distributions: (a, j) is P(j draft tokens are accepted | a expansions); rounding errors of half
-    precision are corrected.
+    distributions: (a, j) is P(j draft tokens are accepted | a expansions).
     """
 
     scores: np.ndarray  # float32 [Q, 8, 10]: s_1..s_8, cumulative log-probabilities, descending
@@ -57,6 +56,7 @@ class RadarData:
     header: dict = field(default_factory=dict)  # the rows' source
 
     def __post_init__(self):
+        # half precision has rounding errors
         distributions = np.ascontiguousarray(self.distributions, dtype=np.float32)
         # a tree of a expansions accepts at most a + 1 tokens
         beyond = np.arange(LENGTHS) > np.arange(STOPS)[:, None] + 1
@@ -107,11 +107,10 @@ def rows_for(config: RadarConfig, trace: Trace) -> RadarData:
 def from_trace(trace: Trace, *, exact=None, flat_nodes=None, tree: TreeConfig = TREE) -> RadarData:
     """The data set of a recording of trees of k = 10 and depth >= 7, or of trees like `tree`.
 
-    exact: False takes every position, with the accepted length in place of the distribution:
-    complete at T = 0, a sample from it at T > 0. None takes those with recorded distributions
-    (`trace.acceptance_distributions`, T = 1) if there are any. flat_nodes: 59 as in RADAR,
-    where a single draft call yields a flat tree of so many tokens, or None for the engine's 10
-    children; their distribution is then derived from the deeper trees.
+    exact: False takes every position, with the accepted length in place of the distribution.
+    None takes those with recorded distributions (T = 1) if there are any. flat_nodes: 59 as in
+    RADAR, where a single draft call yields a flat tree of so many tokens, or None for the
+    engine's 10 children, whose distribution is derived from the deeper trees.
     """
     shape = (tree.top_k, tree.beam)
     depth = trace.depth_of(*shape)
@@ -334,11 +333,11 @@ class Trained(NamedTuple):
 def train_radar(
     data, costs, config="ours", *, out_dir: Path, seed=0, trained_for=None, resume=True
 ) -> Trained:
-    """Train one controller and write it to out_dir/policy, beside its plan, curve and checkpoint.
+    """Train one controller and write it to out_dir/policy; the same call continues a stopped run.
 
     data: a recording, whose part "train" is used, or rows made by `from_trace`. costs: a cost
     model, or l(a) as [8] or [Q, 8]. config: a RadarConfig or a name of CONFIGS. trained_for:
-    further facts to store in the policy. The same call continues a stopped run exactly.
+    further facts to store in the policy.
     """
     config = named(config, controller.CONFIGS, "RADAR")
     facts = trained_for or {}

@@ -66,8 +66,7 @@ def train_value(
 
     start: the static tree for the first cycle starts (default: at most 24 tokens, depth 5).
     tune_on: turns on which SCHEDULES are tried, default those of training. policy_ms: time of one
-    evaluation of the model. None measures it here (in live decoding if the `pair` is given);
-    results then vary a little between runs.
+    evaluation of the model; None measures it here (in live decoding if the `pair` is given).
     """
     # 1. the policy, as large as the recording, and what acts first
     check_number("policy_ms", policy_ms or 0.0)
