@@ -134,7 +134,7 @@ class Rule(Policy):
         return folder
 
     def warn_elsewhere(self, **here: object) -> None:
-        """Warn if a fact of `here` (pair=..., costs=...) is not what the policy was trained for."""
+        """Warn if a fact of `here` (pair=..., costs=...) is not what it was trained for."""
         for name, value in here.items():
             trained = self.trained_for.get(name, value)
             if trained != value:
@@ -287,7 +287,7 @@ def choices_of(policy: Policy) -> list[dict[str, Any]]:
 
 
 def named(config: C | str, configs: dict[str, C], system: str) -> C:
-    """`config` itself, or the config of that name in `configs` ("paper", "official", "ours")."""
+    """`config` itself, or the config of that name in `configs`."""
     if isinstance(config, str):
         return configs[check_name(f"preset of {system}", config, configs)]
     return config
@@ -396,7 +396,8 @@ def _load_one(folder: Path) -> Any:
     record = stored.read_json(path, stored.PolicyFile, ADVICE, SCHEMA)
     classes: dict[str, type[Rule]] = {}
     for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        for name, kind in vars(importlib.import_module(f"specdec.policies.{file.name}")).items():
+        module = importlib.import_module(f"specdec.policies.{file.name}")
+        for name, kind in vars(module).items():
             if isinstance(kind, type) and issubclass(kind, Rule):
                 classes[name] = kind
     name = check_name(f"policy in {path}", record["class"], classes)

@@ -131,8 +131,8 @@ def iteration(model, rollouts: Rollouts, state, config: PPOConfig, steps: int) -
             model.train()
         except ValueError as error:  # torch's distributions refuse logits that are not finite
             raise SpecdecError(loop.DIVERGED) from error
-    speed = row["new_tok"] / row["total_ms"]
-    return {"steps": reached, **row, "rate": reward.rate, "tok_per_ms": speed, "score": math.nan}
+    row |= {"rate": reward.rate, "tok_per_ms": row["new_tok"] / row["total_ms"]}
+    return {"steps": reached, **row, "score": math.nan}
 
 
 class Rollouts:
@@ -189,7 +189,8 @@ class Rollouts:
         policy.set_training_mode(False)
         with torch.no_grad():
             values, log_probs, entropy = policy.evaluate_actions(observations, actions)
-            last_values = policy.predict_values(torch.from_numpy(self.scaled(np.stack(following))))
+            following = torch.from_numpy(self.scaled(np.stack(following)))
+            last_values = policy.predict_values(following)
         buffer.values[:] = values.numpy().reshape(shape)
         buffer.log_probs[:] = log_probs.numpy().reshape(shape)
         self.following = (last_values, np.array(starts))
@@ -206,7 +207,7 @@ class Rollouts:
         return (observations - self.scale[0]) / self.scale[1]
 
     def _take(self, env: Environment, column: int, buffer, reward: Reward) -> bool:
-        """Move pending transitions into the environment's column, if there is room; whether any."""
+        """Move pending transitions into the column while there is room; whether any."""
         before = env.filled
         while env.pending and env.filled < buffer.buffer_size:
             action, observation, rows, starts = env.pending.popleft()

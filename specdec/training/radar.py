@@ -115,7 +115,7 @@ def from_trace(trace: Trace, *, exact=None, flat_nodes=None, tree: TreeConfig = 
     shape = (tree.top_k, tree.beam)
     depth = trace.depth_of(*shape)
     if depth < DECISIONS:
-        why = f"RADAR's data need trees of depth {DECISIONS}, and the recorded ones have {depth}"
+        why = f"RADAR's data need trees of depth {DECISIONS}, not {depth}"
         raise SpecdecError(f"{why}; record deeper ones.")
     # 1. the positions and their distributions
     recorded = distributions_of(trace, exact, tree)

@@ -234,8 +234,9 @@ class Examples(NamedTuple):
         held_out = names[: max(1, round(frac * len(names)))]
         turns = np.searchsorted(self.trace.turns["first"].to_numpy(), self.rows, side="right") - 1
         inside = np.isin(prompts, held_out)[turns]
-        sides = (~inside, inside)
-        return tuple(self._replace(rows=self.rows[s], histories=self.histories[s]) for s in sides)
+        learned = self._replace(rows=self.rows[~inside], histories=self.histories[~inside])
+        held = self._replace(rows=self.rows[inside], histories=self.histories[inside])
+        return learned, held
 
 
 class Net(nn.Module):
