@@ -73,7 +73,7 @@ class Network:
 
 
 def check_width(name: str, width: int, trained: int) -> None:
-    """SpecdecError if a policy gets `width` inputs and was trained for another number of them."""
+    """SpecdecError if a policy gets `width` inputs and was trained for another number."""
     if trained != width:
         why = f"this {name} reads {trained} numbers, but the pair gives {width}"
         raise SpecdecError(f"{why}: it was trained for another pair; train one for this.")
@@ -268,7 +268,7 @@ class PPOConfig:
 
 
 def chose(policy: Q, choice: str, part: str, value: object = "") -> Q:
-    """Note in the policy that a choice was made on a part of the prompts: no comparisons there."""
+    """Note in the policy that a choice was made on a part of the prompts."""
     row = {"choice": choice, "part": part, "value": str(value)}
     for member in policy.policies:
         log = [*member.trained_for.get("choices", ()), row]

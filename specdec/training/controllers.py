@@ -250,7 +250,7 @@ def train_system(
 
 
 def recorded_grid(config: resps.RespsConfig, trace: Trace) -> resps.RespsConfig:
-    """`config` restricted to the trees that the recording can replay; warns if any are dropped."""
+    """`config` restricted to the trees that were recorded; warns if any are dropped."""
     widths = tuple(k for k in config.widths if k in trace.top_ks)
     widths = widths or tuple(k for k in trace.top_ks if k > 1)
     depths = tuple(n for n in config.depths if n <= trace.depth)

@@ -120,9 +120,10 @@ def iteration(model, rollouts: Rollouts, state, config: PPOConfig, steps: int) -
         mean, deviation = rollouts.scale
         raw = buffer.observations.reshape(-1, len(mean)) * deviation + mean
         state.observations.add(raw)
-    # 3. n_epochs over the buffer in random minibatches; with ratio = pi(a|s) / pi_old(a|s) the loss
-    # is -min(ratio * A, clip(ratio, 1 - clip_range, 1 + clip_range) * A)
-    # + vf_coef * (V(s) - R)^2 - ent_coef * entropy
+    # 3. n_epochs over the buffer in random minibatches
+    # loss = -min(ratio * A, clip(ratio, 1 - clip_range, 1 + clip_range) * A)
+    #        + vf_coef * (V(s) - R)^2 - ent_coef * entropy
+    # with ratio = pi(a|s) / pi_old(a|s)
     reached = min(config.total_steps, steps + config.n_steps)
     middle = (steps + reached) / 2  # of the whole training, for the learning rate
     model._current_progress_remaining = 1.0 - middle / config.total_steps
@@ -164,7 +165,8 @@ class Rollouts:
             env.filled = 0
             self._take(env, column, buffer, reward)
         idle = 0
-        while active := [n for n, env in enumerate(self.envs) if env.filled < buffer.buffer_size]:
+        room = buffer.buffer_size
+        while active := [n for n, env in enumerate(self.envs) if env.filled < room]:
             observations = np.stack([self.envs[column].observation for column in active])
             with torch.no_grad():
                 inputs = torch.from_numpy(self.scaled(observations))

@@ -68,7 +68,7 @@ class RadarData:
 
     @property
     def expected(self) -> np.ndarray:
-        """float32 [Q, 8]: the expected number of accepted draft tokens, without the bonus token."""
+        """float32 [Q, 8]: the expected accepted draft tokens, without the bonus token."""
         return self.distributions @ np.arange(LENGTHS, dtype=np.float32)
 
     def split(self, by: str = "prompt", seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -197,7 +197,7 @@ class RadarNetwork(nn.Module):
 
 
 def stop_log_probs(logits: Tensor) -> Tensor:
-    """Logits [B, 7, 2] -> log-probability [B, 8] of continuing a = 0..7 times, then stopping."""
+    """Logits [B, 7, 2] -> log-probability [B, 8] of stopping after a = 0..7 expansions."""
     log_probs = logits.log_softmax(-1)
     continued = nn.functional.pad(log_probs[..., CONTINUE].cumsum(1), (1, 0))
     return continued + nn.functional.pad(log_probs[..., STOP], (0, 1))
@@ -273,8 +273,7 @@ def advantage_loss(logits: Tensor, returns: Tensor) -> Tensor:
 
     The value of continuing is that of the current policy (arg-max).
     """
-    # a decision that is wrong and certain still moves: the exact gradient has a factor p (1 - p),
-    # which vanishes there
+    # a decision that is wrong and certain still moves; the exact gradient vanishes there
     margin = logits[..., CONTINUE] - logits[..., STOP]
     gains = []
     with torch.no_grad():

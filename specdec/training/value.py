@@ -316,7 +316,8 @@ def fit_model(
     # 2. steps
     losses = []
     curve = []
-    for number in trange(config.steps, desc="acceptance model", leave=False, disable=not progress):
+    steps = trange(config.steps, desc="acceptance model", leave=False, disable=not progress)
+    for number in steps:
         level = int(min(random.geometric(0.2) - 1, levels - 1))
         numbers = random.integers(0, len(examples.rows), config.batch)
         inputs, features, accepted = examples.batch(numbers, level)
@@ -348,8 +349,8 @@ def _loss(net: Net, level: int, *arrays: np.ndarray):
     return nn.functional.mse_loss(still_open, accepted[:, level:])
 
 
-def fit_ensemble(examples: Examples, config: ValueConfig, seed: int, progress: bool, distil=True):
-    """(AcceptanceModel, curve): the mean of models of different prompts, or one distilled from it.
+def fit_ensemble(examples: Examples, config: ValueConfig, seed: int, progress, distil=True):
+    """(AcceptanceModel, curve): the mean of models of different prompts, or one distilled of it.
 
     distil: regress the mean with one network of the usual size, which answers faster.
     """
@@ -385,7 +386,7 @@ def averaged(models: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return mean
 
 
-def calibrate_rate(policy: ValuePolicy, trace: Trace, costs: CostModel, rate: float, policy_ms=0.0):
+def calibrate_rate(policy: ValuePolicy, trace: Trace, costs: CostModel, rate, policy_ms=0.0):
     """(priced policy, rate), where the rate is the throughput the policy reaches on `trace`."""
     # each price changes what is fastest, and that the rate
     for _ in range(3):
@@ -421,7 +422,7 @@ def evaluation_ms(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None
 
 
 def ms_per_tok(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: float) -> float:
-    """Replayed time per token; an evaluation takes `policy_ms`, an answer without one nothing."""
+    """Replayed time per token; an evaluation of the model takes `policy_ms`."""
     before = policy.evaluations
     replayed = replay(trace, policy, costs)
     spent_ms = (policy.evaluations - before) * policy_ms
