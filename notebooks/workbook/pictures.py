@@ -47,16 +47,13 @@ def training_curves(folders: dict, columns=("reward", "entropy", "tok_per_ms"), 
 
 
 def training_results(folders: dict[str, Path]) -> pd.DataFrame:
-    """One row per run: steps, minutes, steps_per_s, and the greedy policy's commonest answer."""
+    """One row per run: steps, minutes, steps_per_s."""
     rows = []
     for name, folder in folders.items():
-        results = runs.read_json(Path(folder) / "plan.json")["results"]
-        row = {"run": name, "steps": results["steps"], "minutes": results["elapsed_s"] / 60}
-        row["steps_per_s"] = results["steps"] / results["elapsed_s"]
-        row["answers"] = results["answers"]
-        row["commonest"] = "/".join(map(str, results["most_common"]))
-        row["commonest_frac"] = results["most_common_frac"]
-        rows.append(row)
+        plan = runs.read_json(Path(folder) / "plan.json")
+        steps = plan["settings"]["ppo"]["total_steps"]
+        row = {"run": name, "steps": steps, "minutes": plan["elapsed_s"] / 60}
+        rows.append(row | {"steps_per_s": steps / plan["elapsed_s"]})
     return pd.DataFrame(rows)
 
 

@@ -2,8 +2,8 @@
 
     question --observation--> float32 [I] --network--> logits [A] --choose--> action --> answer
 
-A system's file defines the observation, the meaning of its actions, and a frozen config of
-everything in which paper, code and our version differ: PAPER, OFFICIAL, OURS.
+A system's file defines the observation, the meaning of its actions, and configs of all in which
+paper, code and our version differ: PAPER, OFFICIAL, OURS.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Network:
 
 
 def check_width(name: str, width: int, trained: int) -> None:
-    """SpecdecError if a policy gets `width` inputs and was trained for another number of them."""
+    """SpecdecError if a policy gets `width` inputs and was trained for another number."""
     if trained != width:
         why = f"this {name} reads {trained} numbers, but the pair gives {width}"
         raise SpecdecError(f"{why}: it was trained for another pair; train one for this.")
@@ -134,7 +134,7 @@ class Rule(Policy):
         return folder
 
     def warn_elsewhere(self, **here: object) -> None:
-        """Warn if a fact of `here` (pair=..., costs=...) is not what the policy was trained for."""
+        """Warn if a fact of `here` (pair=..., costs=...) is not what it was trained for."""
         for name, value in here.items():
             trained = self.trained_for.get(name, value)
             if trained != value:
@@ -268,7 +268,7 @@ class PPOConfig:
 
 
 def chose(policy: Q, choice: str, part: str, value: object = "") -> Q:
-    """Note in the policy that a choice was made on a part of the prompts: no comparisons there."""
+    """Note in the policy that a choice was made on a part of the prompts."""
     row = {"choice": choice, "part": part, "value": str(value)}
     for member in policy.policies:
         log = [*member.trained_for.get("choices", ()), row]
@@ -287,7 +287,7 @@ def choices_of(policy: Policy) -> list[dict[str, Any]]:
 
 
 def named(config: C | str, configs: dict[str, C], system: str) -> C:
-    """`config` itself, or the config of that name in `configs` ("paper", "official", "ours")."""
+    """`config` itself, or the config of that name in `configs`."""
     if isinstance(config, str):
         return configs[check_name(f"preset of {system}", config, configs)]
     return config
@@ -325,9 +325,8 @@ def setting(option: str, example: str, text: str) -> tuple[str, Any]:
 class Config:
     """Base of a controller's training config: its policy's settings, and how it learns.
 
-    Subclasses are dataclasses(unsafe_hash=True) that inherit their policy's settings, so that a
-    setting has one default and one explanation. while_training: settings that differ during
-    training; its activation is that of `ppo`. A config is never changed in place: see `changed`.
+    Subclasses inherit their policy's settings, so that a setting has one default and one
+    explanation. while_training: settings that differ then; the activation is that of `ppo`.
     """
 
     policy_class: ClassVar[type[Rule]]
@@ -397,7 +396,8 @@ def _load_one(folder: Path) -> Any:
     record = stored.read_json(path, stored.PolicyFile, ADVICE, SCHEMA)
     classes: dict[str, type[Rule]] = {}
     for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        for name, kind in vars(importlib.import_module(f"specdec.policies.{file.name}")).items():
+        module = importlib.import_module(f"specdec.policies.{file.name}")
+        for name, kind in vars(module).items():
             if isinstance(kind, type) and issubclass(kind, Rule):
                 classes[name] = kind
     name = check_name(f"policy in {path}", record["class"], classes)

@@ -9,8 +9,7 @@
     CopyGate   no tree where copies of the text are likely enough (ours)
 
 Settings are those in section 4 of LTD's fact sheet; where it leaves a choice open, the docstring
-states ours. `workbook.classifiers` fits the learned ones. Functions of a level's scores take arrays
-with any leading dimensions, so that a live question and a recording use the same code.
+states ours. `workbook.classifiers` fits the learned ones.
 """
 
 from __future__ import annotations

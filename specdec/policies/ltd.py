@@ -195,8 +195,7 @@ class SizePolicy(SizeSettings, Learned):
         scores = as_array(question.scores)
         values = scores[: self._scores]
         if self.best:
-            largest = np.partition(-scores, len(values) - 1)[: len(values)]
-            values = -np.sort(largest)
+            values = np.sort(scores)[::-1][: len(values)]
         if self.exponentiated:
             values = np.exp(values)
         inputs = [values, np.zeros(self._scores - len(values))]

@@ -91,9 +91,8 @@ def train_resps(
 
     It is also saved in out_dir/policy. config: a RespsConfig or a name of `resps.CONFIGS`.
     policy_ms: charged per question. source: an `env.LiveSource` (with envs=1) in place of the
-    recording's turns; rates and checkpoints are still evaluated on the recording. options: fields
-    of `ppo.RunOptions`. The recording must hold every width of the grid and, except for state
-    "text", features.
+    recording's turns. options: fields of `ppo.RunOptions`. The recording must hold every width of
+    the grid and, except for state "text", features.
     """
     config = named(config, resps.CONFIGS, "Re-SpS")
     features_size = 0 if trace.features is None else int(trace.features.shape[1])
@@ -251,7 +250,7 @@ def train_system(
 
 
 def recorded_grid(config: resps.RespsConfig, trace: Trace) -> resps.RespsConfig:
-    """`config` restricted to the trees that the recording can replay; warns if any are dropped."""
+    """`config` restricted to the trees that were recorded; warns if any are dropped."""
     widths = tuple(k for k in config.widths if k in trace.top_ks)
     widths = widths or tuple(k for k in trace.top_ks if k > 1)
     depths = tuple(n for n in config.depths if n <= trace.depth)

@@ -1,9 +1,4 @@
-"""Decoding as PPO's environment, live or replayed: texts, rewards, and transitions.
-
-An `Environment` runs `cycle.cycle` to the next question that the learner decides, shows it the
-learner's own observation, and turns the action into the learner's answer. Frozen policies answer
-the rest.
-"""
+"""Decoding as PPO's environment, live or replayed: texts, rewards, and transitions."""
 
 from __future__ import annotations
 
@@ -167,10 +162,9 @@ class Task:
 class Environment:
     """Texts in which the learner decides its kind of question, and the transitions it makes.
 
-    It always stands at a question of the learner's, seen as `observation`. The text continues over
-    the end of an episode; a new turn begins only when the old one has ended. seed: of texts and
-    actions. each_turn: seed of the actions of every turn, or None for continuing draws.
-    SpecdecError if the learner is never asked.
+    It always stands at a question of the learner's, seen as `observation`; frozen policies answer
+    the rest. A text continues over the end of an episode. seed: of texts and actions. each_turn:
+    seed of the actions of every turn, or None for continuing draws.
     """
 
     def __init__(self, learner: Learned, task: Task, seed: int, each_turn: int | None = None):

@@ -12,7 +12,7 @@ import math
 import random
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -294,6 +294,10 @@ def undisturbed():
         stack.callback(random.setstate, random.getstate())
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)
+        # torch refuses to mix this with its newer setting, which is left alone
+        with suppress(RuntimeError):
+            stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision("highest")
         # a device of one's own slows every call down, so only against another one
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))

@@ -2,8 +2,8 @@
 
 `iteration` is PPO's loop (Schulman et al. 2017): act, estimate advantages, update. A training
 consists of segments of some iterations, with a checkpoint after each. A segment opens new
-environments on new turns and seeds all randomness with (seed, segment). So a killed run continues
-at its last segment and ends with the same weights, bit for bit on one machine.
+environments and seeds all randomness with (seed, segment), so a killed run continues at its last
+segment and ends with the same weights.
 """
 
 from __future__ import annotations
@@ -33,18 +33,14 @@ PATIENCE = 500  # decisions without a transition before training gives up
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where and how a training runs.
-
-    segment_steps: decisions between two checkpoints. start_from: another run's folder, whose
-    weights and optimiser are the start. trained_for: facts stored in the policy.
-    """
+    """Where and how a training runs. start_from: another run's folder, whose weights it takes."""
 
     out_dir: Path | str
     seed: int = 0
     envs: int = 8
-    segment_steps: int = 8192
+    segment_steps: int = 8192  # decisions between two checkpoints
     start_from: Path | str | None = None
-    trained_for: dict = dataclasses.field(default_factory=dict)
+    trained_for: dict = dataclasses.field(default_factory=dict)  # stored in the policy
     progress: bool = True
     resume: bool = True
 
@@ -124,9 +120,10 @@ def iteration(model, rollouts: Rollouts, state, config: PPOConfig, steps: int) -
         mean, deviation = rollouts.scale
         raw = buffer.observations.reshape(-1, len(mean)) * deviation + mean
         state.observations.add(raw)
-    # 3. n_epochs over the buffer in random minibatches; with ratio = pi(a|s) / pi_old(a|s) the loss
-    # is -min(ratio * A, clip(ratio, 1 - clip_range, 1 + clip_range) * A)
-    # + vf_coef * (V(s) - R)^2 - ent_coef * entropy
+    # 3. n_epochs over the buffer in random minibatches
+    # loss = -min(ratio * A, clip(ratio, 1 - clip_range, 1 + clip_range) * A)
+    #        + vf_coef * (V(s) - R)^2 - ent_coef * entropy
+    # with ratio = pi(a|s) / pi_old(a|s)
     reached = min(config.total_steps, steps + config.n_steps)
     middle = (steps + reached) / 2  # of the whole training, for the learning rate
     model._current_progress_remaining = 1.0 - middle / config.total_steps
@@ -135,8 +132,8 @@ def iteration(model, rollouts: Rollouts, state, config: PPOConfig, steps: int) -
             model.train()
         except ValueError as error:  # torch's distributions refuse logits that are not finite
             raise SpecdecError(loop.DIVERGED) from error
-    speed = row["new_tok"] / row["total_ms"]
-    return {"steps": reached, **row, "rate": reward.rate, "tok_per_ms": speed, "score": math.nan}
+    row |= {"rate": reward.rate, "tok_per_ms": row["new_tok"] / row["total_ms"]}
+    return {"steps": reached, **row, "score": math.nan}
 
 
 class Rollouts:
@@ -168,7 +165,8 @@ class Rollouts:
             env.filled = 0
             self._take(env, column, buffer, reward)
         idle = 0
-        while active := [n for n, env in enumerate(self.envs) if env.filled < buffer.buffer_size]:
+        room = buffer.buffer_size
+        while active := [n for n, env in enumerate(self.envs) if env.filled < room]:
             observations = np.stack([self.envs[column].observation for column in active])
             with torch.no_grad():
                 inputs = torch.from_numpy(self.scaled(observations))
@@ -193,7 +191,8 @@ class Rollouts:
         policy.set_training_mode(False)
         with torch.no_grad():
             values, log_probs, entropy = policy.evaluate_actions(observations, actions)
-            last_values = policy.predict_values(torch.from_numpy(self.scaled(np.stack(following))))
+            following = torch.from_numpy(self.scaled(np.stack(following)))
+            last_values = policy.predict_values(following)
         buffer.values[:] = values.numpy().reshape(shape)
         buffer.log_probs[:] = log_probs.numpy().reshape(shape)
         self.following = (last_values, np.array(starts))
@@ -210,7 +209,7 @@ class Rollouts:
         return (observations - self.scale[0]) / self.scale[1]
 
     def _take(self, env: Environment, column: int, buffer, reward: Reward) -> bool:
-        """Move pending transitions into the environment's column, if there is room; whether any."""
+        """Move pending transitions into the column while there is room; whether any."""
         before = env.filled
         while env.pending and env.filled < buffer.buffer_size:
             action, observation, rows, starts = env.pending.popleft()
@@ -269,12 +268,10 @@ def export(policy, activation: str, scale: tuple[np.ndarray, np.ndarray]) -> Net
 
     scale (mean, deviation) moves into its first layer, so that it reads raw observations.
     """
-    weights = []
-    biases = []
-    for layer in [*policy.mlp_extractor.policy_net, policy.action_net]:
-        if isinstance(layer, torch.nn.Linear):
-            weights.append(layer.weight.detach().double().numpy())
-            biases.append(layer.bias.detach().double().numpy())
+    layers = [*policy.mlp_extractor.policy_net, policy.action_net]
+    # every second one is an activation
+    weights = [layer.weight.detach().double().numpy() for layer in layers[::2]]
+    biases = [layer.bias.detach().double().numpy() for layer in layers[::2]]
     weights[0] = weights[0] / scale[1]
     biases[0] = biases[0] - weights[0] @ scale[0]
     return Network(weights, biases, activation)

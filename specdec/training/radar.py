@@ -46,8 +46,7 @@ DROPOUT = 0.1
 class RadarData:
     """Q positions: the controller's input after each draft call, and how much is then accepted.
 
-    distributions: (a, j) is P(j draft tokens are accepted | a expansions); rounding errors of half
-    precision are corrected.
+    distributions: (a, j) is P(j draft tokens are accepted | a expansions).
     """
 
     scores: np.ndarray  # float32 [Q, 8, 10]: s_1..s_8, cumulative log-probabilities, descending
@@ -57,6 +56,7 @@ class RadarData:
     header: dict = field(default_factory=dict)  # the rows' source
 
     def __post_init__(self):
+        # half precision has rounding errors
         distributions = np.ascontiguousarray(self.distributions, dtype=np.float32)
         # a tree of a expansions accepts at most a + 1 tokens
         beyond = np.arange(LENGTHS) > np.arange(STOPS)[:, None] + 1
@@ -68,7 +68,7 @@ class RadarData:
 
     @property
     def expected(self) -> np.ndarray:
-        """float32 [Q, 8]: the expected number of accepted draft tokens, without the bonus token."""
+        """float32 [Q, 8]: the expected accepted draft tokens, without the bonus token."""
         return self.distributions @ np.arange(LENGTHS, dtype=np.float32)
 
     def split(self, by: str = "prompt", seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -107,16 +107,15 @@ def rows_for(config: RadarConfig, trace: Trace) -> RadarData:
 def from_trace(trace: Trace, *, exact=None, flat_nodes=None, tree: TreeConfig = TREE) -> RadarData:
     """The data set of a recording of trees of k = 10 and depth >= 7, or of trees like `tree`.
 
-    exact: False takes every position, with the accepted length in place of the distribution:
-    complete at T = 0, a sample from it at T > 0. None takes those with recorded distributions
-    (`trace.acceptance_distributions`, T = 1) if there are any. flat_nodes: 59 as in RADAR,
-    where a single draft call yields a flat tree of so many tokens, or None for the engine's 10
-    children; their distribution is then derived from the deeper trees.
+    exact: False takes every position, with the accepted length in place of the distribution.
+    None takes those with recorded distributions (T = 1) if there are any. flat_nodes: 59 as in
+    RADAR, where a single draft call yields a flat tree of so many tokens, or None for the
+    engine's 10 children, whose distribution is derived from the deeper trees.
     """
     shape = (tree.top_k, tree.beam)
     depth = trace.depth_of(*shape)
     if depth < DECISIONS:
-        why = f"RADAR's data need trees of depth {DECISIONS}, and the recorded ones have {depth}"
+        why = f"RADAR's data need trees of depth {DECISIONS}, not {depth}"
         raise SpecdecError(f"{why}; record deeper ones.")
     # 1. the positions and their distributions
     recorded = distributions_of(trace, exact, tree)
@@ -198,7 +197,7 @@ class RadarNetwork(nn.Module):
 
 
 def stop_log_probs(logits: Tensor) -> Tensor:
-    """Logits [B, 7, 2] -> log-probability [B, 8] of continuing a = 0..7 times, then stopping."""
+    """Logits [B, 7, 2] -> log-probability [B, 8] of stopping after a = 0..7 expansions."""
     log_probs = logits.log_softmax(-1)
     continued = nn.functional.pad(log_probs[..., CONTINUE].cumsum(1), (1, 0))
     return continued + nn.functional.pad(log_probs[..., STOP], (0, 1))
@@ -274,8 +273,7 @@ def advantage_loss(logits: Tensor, returns: Tensor) -> Tensor:
 
     The value of continuing is that of the current policy (arg-max).
     """
-    # a decision that is wrong and certain still moves: the exact gradient has a factor p (1 - p),
-    # which vanishes there
+    # a decision that is wrong and certain still moves; the exact gradient vanishes there
     margin = logits[..., CONTINUE] - logits[..., STOP]
     gains = []
     with torch.no_grad():
@@ -334,11 +332,11 @@ class Trained(NamedTuple):
 def train_radar(
     data, costs, config="ours", *, out_dir: Path, seed=0, trained_for=None, resume=True
 ) -> Trained:
-    """Train one controller and write it to out_dir/policy, beside its plan, curve and checkpoint.
+    """Train one controller and write it to out_dir/policy; the same call continues a stopped run.
 
     data: a recording, whose part "train" is used, or rows made by `from_trace`. costs: a cost
     model, or l(a) as [8] or [Q, 8]. config: a RadarConfig or a name of CONFIGS. trained_for:
-    further facts to store in the policy. The same call continues a stopped run exactly.
+    further facts to store in the policy.
     """
     config = named(config, controller.CONFIGS, "RADAR")
     facts = trained_for or {}

@@ -66,8 +66,7 @@ def train_value(
 
     start: the static tree for the first cycle starts (default: at most 24 tokens, depth 5).
     tune_on: turns on which SCHEDULES are tried, default those of training. policy_ms: time of one
-    evaluation of the model. None measures it here (in live decoding if the `pair` is given);
-    results then vary a little between runs.
+    evaluation of the model; None measures it here (in live decoding if the `pair` is given).
     """
     # 1. the policy, as large as the recording, and what acts first
     check_number("policy_ms", policy_ms or 0.0)
@@ -235,8 +234,9 @@ class Examples(NamedTuple):
         held_out = names[: max(1, round(frac * len(names)))]
         turns = np.searchsorted(self.trace.turns["first"].to_numpy(), self.rows, side="right") - 1
         inside = np.isin(prompts, held_out)[turns]
-        sides = (~inside, inside)
-        return tuple(self._replace(rows=self.rows[s], histories=self.histories[s]) for s in sides)
+        learned = self._replace(rows=self.rows[~inside], histories=self.histories[~inside])
+        held = self._replace(rows=self.rows[inside], histories=self.histories[inside])
+        return learned, held
 
 
 class Net(nn.Module):
@@ -316,7 +316,8 @@ def fit_model(
     # 2. steps
     losses = []
     curve = []
-    for number in trange(config.steps, desc="acceptance model", leave=False, disable=not progress):
+    steps = trange(config.steps, desc="acceptance model", leave=False, disable=not progress)
+    for number in steps:
         level = int(min(random.geometric(0.2) - 1, levels - 1))
         numbers = random.integers(0, len(examples.rows), config.batch)
         inputs, features, accepted = examples.batch(numbers, level)
@@ -348,8 +349,8 @@ def _loss(net: Net, level: int, *arrays: np.ndarray):
     return nn.functional.mse_loss(still_open, accepted[:, level:])
 
 
-def fit_ensemble(examples: Examples, config: ValueConfig, seed: int, progress: bool, distil=True):
-    """(AcceptanceModel, curve): the mean of models of different prompts, or one distilled from it.
+def fit_ensemble(examples: Examples, config: ValueConfig, seed: int, progress, distil=True):
+    """(AcceptanceModel, curve): the mean of models of different prompts, or one distilled of it.
 
     distil: regress the mean with one network of the usual size, which answers faster.
     """
@@ -385,7 +386,7 @@ def averaged(models: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return mean
 
 
-def calibrate_rate(policy: ValuePolicy, trace: Trace, costs: CostModel, rate: float, policy_ms=0.0):
+def calibrate_rate(policy: ValuePolicy, trace: Trace, costs: CostModel, rate, policy_ms=0.0):
     """(priced policy, rate), where the rate is the throughput the policy reaches on `trace`."""
     # each price changes what is fastest, and that the rate
     for _ in range(3):
@@ -421,7 +422,7 @@ def evaluation_ms(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None
 
 
 def ms_per_tok(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: float) -> float:
-    """Replayed time per token; an evaluation takes `policy_ms`, an answer without one nothing."""
+    """Replayed time per token; an evaluation of the model takes `policy_ms`."""
     before = policy.evaluations
     replayed = replay(trace, policy, costs)
     spent_ms = (policy.evaluations - before) * policy_ms

@@ -149,7 +149,7 @@ def test_copies_alone_if_they_promise_enough():
     # room for the tree and for the copies
     assert (gate.limits.total_tokens, gate.limits.depth) == (12, 3)
     shallow = CopyGate(tree=(1, 0, 1), copied_tokens=6).limits
-    assert (shallow.total_tokens, shallow.depth, shallow.top_k) == (6, 1, 6)
+    assert (shallow.total_tokens, shallow.depth, shallow.top_k) == (6, 0, 5)
     large = CopyGate(tree=(20, 4, 4, 2, 1), copied_tokens=12)
     assert large.plan == large.limits == TreeConfig(20, 4, 4, beam=(2, 1))
     # at least 0.8 * 2 - 1

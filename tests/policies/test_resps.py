@@ -176,7 +176,7 @@ def test_text_state_sees_what_the_encoder_says():
     recorded = torch.arange(384).float()
     seen = policy.observation(asked(PLAN, text_state=recorded))
     np.testing.assert_array_equal(seen, recorded)
-    policy.attach(encode, read=lambda question: " ".join(map(str, PROMPT + question.view.tokens)))
+    policy.attach(lambda asked: encode(" ".join(map(str, PROMPT + asked.view.tokens))))
     seen = policy.observation(asked(PLAN, tokens=[7]))
     assert seen.dtype == np.float32 and seen.tolist() == [len(texts[0])] * 384
     plain = specdec.autoregress(pair(), PROMPT, 8).tokens

@@ -63,7 +63,7 @@ def test_saved_policies_come_back_and_costs_of_another_machine_never_pass_silent
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             again = load_policy(policy.save(tmp_path / name))
-        assert sum("reprice_here" in str(one.message) for one in caught) == warned
+        assert sum("reprice" in str(one.message) for one in caught) == warned
     assert again.settings() == policy.settings()
     first, second = (replay(trace, one, round_costs()).table for one in (policy, again))
     assert first.equals(second)

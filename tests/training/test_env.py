@@ -1,6 +1,4 @@
-"""The environment decodes what the policy would decode, rewards as it says, and passes the
-libraries' own checks.
-"""
+"""The environment decodes what the policy would decode and rewards as it says."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -10,8 +8,6 @@ import numpy as np
 import pytest
 from fakes.pairs import random_pair
 from fakes.traces import round_costs, synthetic_trace
-from gymnasium.utils.env_checker import check_env
-from stable_baselines3.common.env_checker import check_env as check_for_sb3
 
 from specdec.core.policy import Chain, Policy, RandomPolicy
 from specdec.core.records import EXTEND, PLAN, SIZE
@@ -21,7 +17,7 @@ from specdec.policies.base import Learned
 from specdec.replays.record import record
 from specdec.replays.replay import replay
 from specdec.replays.trace import Trace
-from specdec.training.env import LAPS, Env, LiveSource, ReplaySource, Reward
+from specdec.training.env import LAPS, Environment, LiveSource, ReplaySource, Reward, Task
 
 LIMITS = TreeConfig(21, 4, 3)
 
@@ -81,12 +77,6 @@ def replayed(**options) -> ReplaySource:
     return ReplaySource(synthetic_trace(**options), round_costs())
 
 
-@pytest.mark.parametrize("kind", [PLAN, EXTEND, SIZE])
-def test_the_libraries_accept_it(kind):
-    check_env(Env(Toy(asked_kind=kind), replayed()), skip_render_check=True)
-    check_for_sb3(Env(Toy(asked_kind=kind), replayed()))
-
-
 @pytest.mark.parametrize("kind, interval", [(PLAN, 1), (PLAN, 5), (EXTEND, 1), (SIZE, 1)])
 def test_it_decodes_what_the_policy_decodes(kind, interval):
     trace = synthetic_trace()
@@ -103,16 +93,14 @@ def test_it_decodes_what_the_policy_decodes(kind, interval):
             engine.open(self.turn)
             return engine
 
-    env = Env(policy, InOrder(trace, costs), RandomPolicy(LIMITS, 7, others_ask), episode="turn")
-    observation, _ = env.reset(seed=0)
+    others = RandomPolicy(LIMITS, 7, others_ask)
+    env = Environment(policy, Task(InOrder(trace, costs), episode="turn", others=others), 0)
     rows = []
     turns = 0
     while turns < len(trace.turns):
-        action = int(policy.network(observation).argmax())
-        observation, _, terminated, _, info = env.step(action)
-        rows += info["cycles"]
-        turns += terminated
-        assert info["turn_ended"] == terminated
+        rows += env.step(int(policy.network(env.observation).argmax()))
+        env.pending.clear()
+        turns += env.following[1]
     again = Toy(asked_kind=kind, interval=interval).fill_at_random((8,))
     chain = Chain(again, RandomPolicy(LIMITS, 7, others_ask))
     expected = [row for turn in replay(trace, chain, costs, keep_cycles=True).rows for row in turn]
@@ -126,14 +114,12 @@ def test_live_and_replayed_agree():
     trace = record(pair, [prompt], max_new_tokens=40, progress=False, **tree)
     decoded = []
     for source in (LiveSource(pair, [prompt], 40), ReplaySource(trace, round_costs())):
-        env = Env(Toy(asked_kind=SIZE), source)
-        observation, _ = env.reset(seed=0)
+        env = Environment(Toy(asked_kind=SIZE), Task(source, episode="turn"), 0)
         steps = []
         for _ in range(12):
-            action = int(observation.sum() * 7) % 4
-            observation, _, terminated, _, info = env.step(action)
-            (row,) = info["cycles"]
-            steps.append((row.accepted_tok, row.verify_nodes, terminated, *observation))
+            (row,) = env.step(int(env.observation.sum() * 7) % 4)
+            env.pending.clear()
+            steps.append((row.accepted_tok, row.verify_nodes, env.following[1], *env.observation))
         env.close()
         decoded.append(steps)
     assert decoded[0] == decoded[1]
@@ -141,15 +127,15 @@ def test_live_and_replayed_agree():
 
 def test_a_partner_observes_every_cycle():
     partner = Partner()
-    env = Env(Toy(asked_kind=SIZE), replayed(turns=3, positions=8), partner)
-    env.reset(seed=0)
+    task = Task(replayed(turns=3, positions=8), episode="turn", others=lambda seed: partner)
+    env = Environment(Toy(asked_kind=SIZE), task, 0)
     assert (partner.turns, partner.cycles) == (1, 0)
     turns = 1
     cycles = 0
     for _ in range(30):
-        info = env.step(1)[4]
-        turns += info["turn_ended"]
-        cycles += len(info["cycles"])
+        cycles += len(env.step(1))
+        env.pending.clear()
+        turns += env.following[1]
     assert (partner.turns, partner.cycles) == (turns, cycles) and cycles > turns > 3
     trace = synthetic_trace(turns=3, positions=8)
     turns = trace.turns.assign(positions=[8, 0, 8])
@@ -167,8 +153,8 @@ def test_a_learner_that_is_never_asked_is_refused():
 
     for learner in (Silent(), Toy(asked_kind=EXTEND)):
         learner.plan = TreeConfig(4, 0, 3)  # a root pass alone: no question of EXTEND
-        env = Env(learner, replayed())
-        pytest.raises(SpecdecError, env.reset, seed=0).match("was never asked in 2000 cycles")
+        refused = pytest.raises(SpecdecError, Environment, learner, Task(replayed()), 0)
+        refused.match("was never asked in 2000 cycles")
 
 
 def row(kept_tok, **laps) -> SimpleNamespace:
@@ -179,11 +165,11 @@ def test_rewards_by_hand():
     rows = [row(4, draft_ms=12.0, host_ms=8.0), row(1, verify_ms=0.5, commit_ms=1.0, policy_ms=0.5)]
     for reward, cycles, earned in (
         (Reward(), rows, 50 / 22),
-        (Reward(unit_ms=1.0), rows, 5 / 22),
-        (Reward(mean=True), rows, 3.5),
-        (Reward(mean=True), rows[:1], 2.0),
+        (Reward("ratio_of_sums"), rows, 5000 / 22),
+        (Reward("mean_of_ratios"), rows, 350.0),
+        (Reward("mean_of_ratios"), rows[:1], 200.0),
         (Reward(laps=("policy_ms", "verify_ms", "commit_ms", "host_ms")), rows, 5.0),
-        (Reward("time"), rows, -2.2),
+        (Reward("time_cost"), rows, -2.2),
         (Reward("lagrangian", rate=0.5), rows, 5 - 0.5 * 2.2),
         (Reward("accepted"), rows, 5.0),
         (Reward(), [row(3)], 3e9),  # no time at all is not a division by zero
@@ -193,22 +179,26 @@ def test_rewards_by_hand():
 
 
 def test_an_episode_ends_and_the_text_continues():
-    env = Env(Toy(asked_kind=SIZE), replayed(turns=40, positions=30), episode="cycle")
-    assert env.observation_space.shape == (3,) and env.action_space.n == 4
-    first, info = env.reset(seed=5)
-    assert info == {} and first.dtype == np.float32
-    observation, reward, terminated, truncated, info = env.step(2)
-    assert terminated is True and truncated is False
-    assert reward == Reward()(info["cycles"]) > 0
-    later = env.reset()[0]
-    assert (later == observation).all() and later[2] == 1
-    assert (env.reset(seed=5)[0] == first).all()
+    task = Task(replayed(turns=40, positions=30), episode="cycle")
+    env, again, other = (Environment(Toy(asked_kind=SIZE), task, seed) for seed in (5, 5, 6))
+    first = env.observation
+    assert first.dtype == np.float32 and (again.observation == first).all()
+    assert (other.observation != first).any()
+    cycles = [env.step(action) for action in (2, 3)]
+    (action, seen, rows, starts), later = env.pending
+    assert (action, starts) == (2, True) and (seen == first).all() and rows == cycles[0]
+    # the second cycle of the same text
+    assert later[0] == 3 and later[3] is True and later[1][2] == 1
+    assert env.following[0] is seen
+    env.pending.clear()
+    assert env.following[0] is env.observation and env.observation[2] == 2
     live = LiveSource(random_pair(), [[3, 4, 5]], policy_ms=2.0)
-    cycle = info["cycles"][0]
+    cycle = rows[0]
     priced = live.priced(cycle)
     assert priced.policy_ms == 2.0 * cycle.questions > 0
     assert priced.total_ms == pytest.approx(cycle.total_ms - cycle.policy_ms + priced.policy_ms)
-    for episode, ends in (("interval", True), ("turn", False)):
-        env = Env(Toy(asked_kind=EXTEND), replayed(), episode=episode)
-        env.reset(seed=0)
-        assert env.step(1)[2] is ends
+    for episode, ends in (("interval", True), ("turn", False), ("cycle", False)):
+        env = Environment(Toy(asked_kind=EXTEND), Task(replayed(), episode=episode), 0)
+        assert not env.step(1)
+        env.pending.clear()
+        assert env.following[1] is ends

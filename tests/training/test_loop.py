@@ -63,8 +63,8 @@ def test_rows_after_the_checkpoint_are_cut(tmp_path):
     assert (plan["finished"], plan["steps_done"], plan["results"]) == (True, 6, {"best": 4})
     again = TrainingRun(tmp_path, {"steps": 6})
     again.run(None, "nothing to do")
-    assert again.finished and again.plan == plan
-    assert not TrainingRun(tmp_path, {"steps": 6}, resume=False).finished
+    assert again.plan == plan
+    assert not TrainingRun(tmp_path, {"steps": 6}, resume=False).plan["finished"]
 
 
 def test_a_run_on_time_or_on_its_text_finds_its_end(tmp_path):

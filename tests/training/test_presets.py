@@ -34,7 +34,7 @@ DIGESTS = {
     "objectives": "b844ebc3a9da",
     "texts": "456be693494a",
     "budgets": "f2b10eb6cfad",
-    "controllers": "ef82163db9dc",
+    "controllers": "e142a1f0ce41",
     "terms": "531d61a7311d",
     "rules": "330c430c159a",
 }

@@ -36,6 +36,11 @@ from specdec.training.radar import (
 LATENCY = 70.67 + np.arange(8) * 2.684 + np.minimum(np.arange(8) + 1, 7) * 0.4  # RADAR's constants
 
 
+def point_masses(lengths) -> np.ndarray:
+    """Accepted lengths int [Q, 8] as distributions [Q, 8, 9]."""
+    return np.eye(9)[lengths]
+
+
 def two_kinds(rows=600, prompts=30, seed=0) -> RadarData:
     """Easy rows accept all that is drafted, hard ones nothing; the first state says which."""
     random = np.random.default_rng(seed)
@@ -43,7 +48,7 @@ def two_kinds(rows=600, prompts=30, seed=0) -> RadarData:
     scores = -np.sort(random.exponential(2.0, size=(rows, 8, 10)).astype(np.float32))
     scores[:, 0, 0] = np.where(easy, -0.05, -3.0)
     scores[:, 0, 1:] = -4.0
-    distributions = radar_module.point_masses(np.where(easy[:, None], np.arange(1, 9), 0))
+    distributions = point_masses(np.where(easy[:, None], np.arange(1, 9), 0))
     prompt = random.integers(prompts, size=rows)
     return RadarData(scores, distributions, prompt, np.full(rows, 50))
 
@@ -178,7 +183,7 @@ def test_returns_by_hand():
 def test_the_bound_is_the_best_of_all_choices():
     random = np.random.default_rng(3)
     lengths = np.minimum(random.integers(0, 9, size=(4, 8)), np.arange(1, 9))
-    distributions = radar_module.point_masses(lengths)
+    distributions = point_masses(lengths)
     data = RadarData(-np.ones((4, 8, 10)), distributions, np.arange(4), np.zeros(4))
     best = 0.0
     for stops in itertools.product(range(8), repeat=4):
@@ -364,7 +369,6 @@ def test_a_policy_is_judged_beside_a_constant():
         "gain_frac": pytest.approx(rate / constant - 1, rel=1e-3),
         "known_lengths_tok_per_ms": radar_module.clairvoyant_rate(held),
         "draft_calls": pytest.approx((shares * np.arange(1, 9)).sum(), rel=1e-5),
-        "most_common_stop": int(shares.argmax()),
         "most_common_frac": pytest.approx(shares.max(), rel=1e-5),
     }
 
@@ -383,13 +387,17 @@ def test_the_best_epoch_is_kept(monkeypatch, change, kept):
     trainer = mixed_trainer(**change)
     weights = []
 
-    def rates(network, batch, greedy):
-        return rows[len(weights)][1 if greedy else 2]
+    def probs_of(network, batch, greedy):
+        return torch.full((len(batch.scores), 8), float(greedy))
+
+    def rates(probs, batch):
+        return rows[len(weights)][1 if probs.max() > 0 else 2]
 
     monkeypatch.setattr(trainer, "_held_out_loss", lambda rate: rows[len(weights)][0])
     for number in range(4):
         with monkeypatch.context() as patch:
-            patch.setattr(radar_module, "rate_reached", rates)
+            patch.setattr(radar_module, "stop_probs", probs_of)
+            patch.setattr(radar_module, "throughput", rates)
             trainer.epoch(number, 1.0)
         weights.append(copy.deepcopy(trainer.network.state_dict()))
     assert trainer.best.step == kept

@@ -43,6 +43,8 @@ def restored():
     with torch.random.fork_rng(devices=[]):
         yield
     torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.set_float32_matmul_precision("highest")
     random.setstate(state[0])
     np.random.set_state(state[1])  # noqa: NPY002
 
@@ -65,11 +67,16 @@ def test_a_training_does_not_depend_on_the_callers_settings(system, tmp_path):
     expected = draws()
     seed_all()
     torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    torch.set_float32_matmul_precision("medium")
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
         weights = train(system, tmp_path / "other")
         assert torch.is_inference_mode_enabled() and torch.is_autocast_enabled("cpu")
     assert torch.get_default_dtype() == torch.float64
+    assert torch.get_default_device().type == "meta"
+    assert torch.get_float32_matmul_precision() == "medium"
     torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
     assert draws() == expected
     assert plain.keys() == weights.keys()
     assert all(np.array_equal(plain[name], weights[name]) for name in plain)

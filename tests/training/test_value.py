@@ -172,8 +172,9 @@ def test_examples_hold_what_replay_accepts(trace, examples):
             expected = trace.accepted_tok(rows, 3, expansions, size)
             np.testing.assert_array_equal(accepted[:, expansions, number], expected)
     for number, row in enumerate(rows[:3]):
-        begun = examples.inputs.begin(trace.context_tok[row], examples.histories[numbers[number]])
-        expected = examples.inputs.update(begun, trace.trees(3).scores[row, :12], 1)
+        history = examples.histories[numbers[number]]
+        begun = examples.policy.inputs.begin(trace.context_tok[row], history)
+        expected = examples.policy.inputs.update(begun, trace.trees(3).scores[row, :12], 1)
         np.testing.assert_allclose(inputs[number], expected, rtol=1e-6)
     last = len(examples.rows) - 1
     assert examples.sample(4).tolist() == [0, int(last / 3), int(last * 2 / 3), last]
@@ -204,7 +205,7 @@ def test_the_first_level_of_a_planning_policy(trace):
     # nothing is copied here
     assert accepted.shape == (30, 6, len(SIZES)) and not accepted[:, 0].any()
     np.testing.assert_array_equal(accepted[:, 1:], plain.batch(numbers, 0)[2])
-    level = planning.inputs._level
+    level = planning.policy.inputs._level
     assert (inputs[:, level] == np.eye(6)[0]).all()
 
 
