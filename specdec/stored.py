@@ -62,10 +62,6 @@ TraceFile = TypedDict(
         **SEAL,
     },
 )
-# texts.json beside a recording for display
-TextsFile = TypedDict(
-    "TextsFile", {"schema": int, "texts": dict[str, str], "prompts": list[str], **SEAL}
-)
 
 
 class CopiesFile(TypedDict):

@@ -209,8 +209,8 @@ def kept_bound(
     # 1. where so many cycles with each tree lead from every row, and what they cost
     reached = []
     spent_ms = []
-    for shape, depth in recorded:
-        _, gained, time_ms = trees.walk(tables, shape, depth, sizes, (rows, end), cycles)
+    for tree in recorded:
+        _, gained, time_ms = trees.walk(tables, tree, sizes, (rows, end), cycles)
         reached.append(np.minimum(rows + gained, end))
         spent_ms.append(time_ms)
     following = np.concatenate(reached)

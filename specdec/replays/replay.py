@@ -252,14 +252,10 @@ def replay(
     every question. SpecdecError for answers that were not recorded.
 
     >>> import specdec
-    >>> from specdec.costs.profiles import profile
-    >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> small = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, progress=False)
-    >>> trace = specdec.record(pair, {"mine": ["What is 2 + 3?"]}, **small)
-    >>> replayed = replay(trace, specdec.Static(6, 2, 3), profile("roofline-a100-llama-8b-eager"))
-    >>> live = specdec.chat(pair, ["What is 2 + 3?"], specdec.Static(6, 2, 3), max_new_tokens=8)
-    >>> replayed.tau == live[0].tau
-    True
+    >>> recording = specdec.explore().recording
+    >>> replayed = replay(recording.trace, specdec.Static(8, 3, 4), recording.costs)
+    >>> round(replayed.tau, 2), round(replayed.speedup, 2)
+    (2.0, 1.06)
     """
     checked_policy(policy)
     costs.check_machine()

@@ -49,7 +49,7 @@ def of_two_pairs(given):
     trace.joined([given.trace, other], 3)
 
 
-OUTSIDE = "need top_k=10 and depth >= 7"
+OUTSIDE = "need top_k=10, depth >= 7 and a drafter that copies nothing"
 FAMILY = "family is the most children"
 WIDTH = "top_k must be an integer of at least 1"
 LAST_IS_BAD = [[3, 4], [3, 10**9]]
@@ -76,9 +76,7 @@ ROWS = [
     row("deeper than it drafts", drafter({"deepest": 3}, depth=4), "record it with depth=3"),
     row("n-grams of other cycles", drafter({"extra_rows": 1}), "on the cycles that went before"),
     row("a family of any drafter", drafter({}, family=(3, 2)), "EAGLE"),
-    row(
-        "lengths of copies", drafter({"copied_levels": 5}, lengths=1), "drafters that copy nothing"
-    ),
+    row("lengths of copies", drafter({"copied_levels": 5}, lengths=1), OUTSIDE),
     row("longer copies than trees", drafter({"copied_levels": 5}, depth=3), "depth 4 at least"),
     row("a width that was not recorded", replayed(Static(5, 2, 10)), "top_k=10"),
     row("deeper than recorded", replayed(Static(5, 6, 3)), "recorded to depth 4"),
@@ -99,7 +97,7 @@ ROWS = [
     row("no time", lambda given: headroom(float("nan"), 10, 5), "positive"),
     row("a grid beyond the depth", grid(depths=[-1, 5]), "depths", "from 0 to 4"),
     row("a grid without depths", grid(depths=[]), "depths", "from 0 to 4"),
-    row("a grid of other widths", grid(top_ks=[3, 10]), "top_k [10]", "only [3]"),
+    row("a grid of other widths", grid(top_ks=[3, 10]), "top_k=10", "only [3]"),
     row("a grid beyond the nodes", grid(total_tokens=[5, 22]), "from 1 to 21"),
     row("groups by no column", grid(by="siute"), "'siute'"),
 ]

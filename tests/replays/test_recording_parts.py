@@ -33,6 +33,7 @@ def test_recorded_settings_are_the_ones_numbers_depend_on():
     widths = dict(top_ks=(5, 2), trees=(3, 2), family=(4, 2))
     config = RecordConfig(**widths, temperature=1, lengths=6)
     changed = dict(temperature=1.0, top_ks=(2, 3, 5), trees=(2, 3), family=(4, 2), lengths=6)
+    changed["noise"] = trace.OWN_NOISE
     assert config.recorded == usual.recorded | changed
     assert type(config.recorded["temperature"]) is float, "1 and 1.0 are one key"
     # RADAR's trees have ten children and seven levels
@@ -49,7 +50,7 @@ def test_prompts_of_a_recording_go_into_the_same_parts():
     made.turns["part"] = ["tune", "train", "train"]
     assert parted_items(made, RecordConfig()) == [("tune", items[2]), ("train", items[0])]
     made.header |= dict(trees=[3], family=[3, 2], seed=4, max_new_tokens=7, pair="left out")
-    again = dict(max_new_tokens=7, depth=4, top_ks=(3,), trees=(3,), family=(3, 2))
+    again = dict(max_new_tokens=7, depth=4, top_ks=(3,), trees=[3], family=[3, 2])
     assert settings_of(made) == again | dict(most_nodes=20, seed=4)
 
 
