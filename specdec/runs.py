@@ -76,7 +76,7 @@ def workbook_module(name: str, package: str = "workbook") -> Any:
 
 def runs_dir(scale: str = "laptop") -> Path:
     """The output folder of everything at this scale; ignored by git."""
-    return home() / "runs" / known_scale(scale)
+    return home() / "runs" / check_name("scale", scale, SCALES)
 
 
 def recorded(pair: str, scale: str = "laptop") -> Path:
@@ -97,11 +97,6 @@ def safe_name(text: str) -> str:
 def figure_path(paper: str, item: str, scale: str = "laptop") -> Path:
     """The path, without suffix, of a figure or table of the runs."""
     return runs_dir(scale) / "figures" / plain_name(paper) / plain_name(item)
-
-
-def known_scale(scale: str) -> str:
-    """`scale` if it is one of SCALES."""
-    return check_name("scale", scale, SCALES)
 
 
 def plain_name(name: str) -> str:
@@ -157,15 +152,6 @@ def _disk_errors(path: Path):
         advice = "free the disk, or set SPECDEC_HOME or SPECDEC_CACHE to a writable folder"
         why = f"cannot write {path}: {first_line(error)}; {advice}"
         raise SpecdecError(f"{why}, then run again (what was written before is intact).") from error
-
-
-def replace_folder(place: Path, files: dict[str, Path]) -> Path:
-    """Make `place` a folder of copies {relative name: source}, in one step."""
-    with atomic(place, folder=True) as fresh:
-        for name, source in files.items():
-            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, fresh / name)
-    return Path(place)
 
 
 def write_text(path: Path, text: str) -> Path:

@@ -150,14 +150,15 @@ def test_a_disk_that_is_full_for_a_library(home, library):
 
 def test_a_folder_is_replaced_in_one_step(tmp_path):
     place = tmp_path / "folder"
-    source = tmp_path / "source"
-    source.write_text("new")
-    runs.replace_folder(place, {"a/b": source})
-    assert (place / "a" / "b").read_text() == "new"
-    with pytest.raises(SpecdecError, match="missing"):
-        runs.replace_folder(place, {"c": tmp_path / "missing"})
-    assert [path.name for path in place.iterdir()] == ["a"]
-    assert not list(tmp_path.glob(".*"))
+    for name in ("a", "b"):
+        with runs.atomic(place, folder=True) as fresh:
+            (fresh / name).write_text(name)
+        assert [path.read_text() for path in place.iterdir()] == [name]
+    with pytest.raises(KeyError):
+        with runs.atomic(place, folder=True) as fresh:
+            (fresh / "c").write_text("half a folder")
+            raise KeyError
+    assert [path.name for path in place.iterdir()] == ["b"] and not list(tmp_path.glob(".*"))
 
 
 def start_often(number: int) -> None:

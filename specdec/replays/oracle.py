@@ -136,7 +136,7 @@ class _Cheapest:
         # the cheapest root pass; a tree of at most k nodes is not flat
         root_ms = [self.tables.draft[shape][:, 0].sum() for shape in shapes]
         number = int(np.argmin(root_ms))
-        rank = self.trace.root_rank.astype(int)
+        rank = self.trace.column("root_rank").astype(int)
         widest = min(ROOT_CANDIDATES, self.trace.most_nodes)
         nodes = np.minimum(np.maximum(rank, shapes[number][0]) + 1, widest)
         flat_ms = self.tables.draft[shapes[number]][where, 0] + self.tables.verify[where, nodes]

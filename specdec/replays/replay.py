@@ -152,7 +152,7 @@ class ReplayEngine:
         elif self._copied:
             ranks = self.trace.column("copied_ranks")[self.row]
         elif self.level == 0 and self._flat_nodes:
-            ranks = self.trace.root_rank[self.row]
+            ranks = self.trace.column("root_rank")[self.row]
         else:
             ranks = self._path_ranks[self.row, self.level]
         self._accepted_tok = int(np.count_nonzero(ranks < verify_nodes))
@@ -299,9 +299,6 @@ class _TimedPolicy(Chain):
         super().__init__(policy)
         self.memory = torch.ones(int(OTHERS_MB * 2**18))
         self.spent_ms: list[float] = []
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _TimedPolicy:
-        return self  # copies are timed too
 
     def answer(self, question: Question) -> Any:
         self.memory.sum()

@@ -73,16 +73,13 @@ class Trees(NamedTuple):
 
 
 class Recorded:
-    """An attribute of Trace that is the column of its name; if optional, None without it."""
-
-    def __init__(self, optional: bool = False):
-        self.optional = optional
+    """An attribute of Trace that is the column of its name, None if it was not recorded."""
 
     def __set_name__(self, owner: type, kind: str) -> None:
         self.kind = kind
 
     def __get__(self, trace: Trace, owner: type) -> Any:
-        return trace.get(Column(self.kind)) if self.optional else trace.column(self.kind)
+        return trace.get(Column(self.kind))
 
 
 class Trace:
@@ -98,8 +95,8 @@ class Trace:
     text = Recorded()  # int32 [R, depth + 2]: the root's token and the target's next ones
     # int16 [R]: rank of the target's next token among the root's best children, or NEVER
     root_rank = Recorded()
-    features = Recorded(optional=True)  # float16 [R, F]: the target's at the last accepted token
-    draft_state = Recorded(optional=True)  # float16 [R, H]: the drafter's at the root
+    features = Recorded()  # float16 [R, F]: the target's at the last accepted token
+    draft_state = Recorded()  # float16 [R, H]: the drafter's at the root
 
     def __init__(
         self,
@@ -198,9 +195,10 @@ class Trace:
     def beside(self, kind: str, column: np.ndarray, what: str) -> Trace:
         """The recording with one more array over positions; its header describes it."""
         assert len(column) == len(self), "the column has a row for each position"
-        columns = {**self._columns, Column(kind): column}
         header = {**self.header, kind: what}
-        return Trace(header, self.turns, columns, self._load, self.acceptance_distributions)
+        made = Trace.beside, (self, kind, column, what)
+        given = self.acceptance_distributions
+        return Trace(header, self.turns, {kind: column}, self.get, given, made)
 
     def trees(self, top_k: int) -> Trees:
         """The whole candidate trees for one k."""

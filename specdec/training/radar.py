@@ -129,7 +129,7 @@ def from_trace(trace: Trace, *, exact=None, flat_nodes=None, tree: TreeConfig = 
         for a, nodes in enumerate(_nodes(tree)):
             accepted.append(trace.accepted_tok(rows, tree.top_k, a, nodes, tree.beam))
         if flat_nodes:
-            accepted[0] = trace.root_rank[rows] < flat_nodes
+            accepted[0] = trace.column("root_rank")[rows] < flat_nodes
         distributions = point_masses(np.stack(accepted, axis=1).astype(np.int64))
     else:
         rows = np.asarray(recorded[0])
