@@ -244,9 +244,8 @@ def compare_replay(
         turns.append(bound.assign(policy_ms=0.0, method=name, seed=0))
     tables = [pd.concat(parts, ignore_index=True) for parts in (turns, cycles)]
     charged = {name: charged[name] for name in policies}
-    temperature = float(trace.header.get("temperature", 0.0))
-    facts = (costs.uncertainty_frac, temperature, costs.name, trace.noise)
-    return Comparison(*tables, baselines, charged, *facts)
+    facts = (costs.uncertainty_frac, float(trace.header.get("temperature", 0.0)), costs.name)
+    return Comparison(*tables, baselines, charged, *facts, trace.noise)
 
 
 def _refuse_if_chosen_on(name: str, policy: Policy, part: str) -> None:

@@ -175,11 +175,10 @@ def _answers(
             row += accepted[row] + 1
     # 2. the answers there
     accepted_tok = accepted[rows]
-    chosen, expansions, verify_nodes = best.answer[rows, accepted_tok].T.astype(int)
+    chosen, *numbers = best.answer[rows, accepted_tok].T.astype(int)
     answers = trace.turns[TURN].iloc[turns].reset_index(drop=True)
     answers["position"] = np.array(rows) - trace.turns["first"].to_numpy()[turns]
-    answers["expansions"] = expansions
-    answers["verify_nodes"] = verify_nodes
+    answers["expansions"], answers["verify_nodes"] = numbers
     top_ks, beams = zip(*shapes, strict=True)
     answers["top_k"] = np.array([0, *top_ks])[chosen]
     texts = ["", *map(trees.beam_text, beams)]
@@ -199,8 +198,7 @@ def kept_bound(
     """
     check_integer("cycles", cycles, 1)
     sizes = np.array(trees.within(total_tokens, 1, trace.most_nodes + 1, "total_tokens")) - 1
-    restrictions = map(shapes.get, ("top_ks", "depths", "beams"))
-    tried, recorded = trees.recorded(trace, *restrictions)
+    tried, recorded = trees.recorded(trace, **shapes)
     tables = CostTables(trace, costs, tried)
     first, last = tables.turn_rows
     positions = last - first

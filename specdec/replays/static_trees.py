@@ -247,7 +247,7 @@ def gained_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def recorded(
-    trace: Trace, top_ks: Ints, depths: Ints, beams: Beams = None
+    trace: Trace, top_ks: Ints = None, depths: Ints = None, beams: Beams = None
 ) -> tuple[list[Shape], list[tuple[Shape, int]]]:
     """((top_k, beam), ...), and each with its depths: the given ones, or all recorded ones."""
     # 1. the widths and beams to try

@@ -93,8 +93,7 @@ class Trace:
 
     context_tok = Recorded()  # int32 [R]: committed tokens before the root
     text = Recorded()  # int32 [R, depth + 2]: the root's token and the target's next ones
-    # int16 [R]: rank of the target's next token among the root's best children, or NEVER
-    root_rank = Recorded()
+    root_rank = Recorded()  # int16 [R]: of the target's next token among the root's children
     features = Recorded()  # float16 [R, F]: the target's at the last accepted token
     draft_state = Recorded()  # float16 [R, H]: the drafter's at the root
 
@@ -191,14 +190,6 @@ class Trace:
         if not self.forwards or (top_k in self.top_ks and not beam):
             return self.depth
         return self.family.depth_of(top_k, beam, self.depth) if self.family else -1
-
-    def beside(self, kind: str, column: np.ndarray, what: str) -> Trace:
-        """The recording with one more array over positions; its header describes it."""
-        assert len(column) == len(self), "the column has a row for each position"
-        header = {**self.header, kind: what}
-        made = Trace.beside, (self, kind, column, what)
-        given = self.acceptance_distributions
-        return Trace(header, self.turns, {kind: column}, self.get, given, made)
 
     def trees(self, top_k: int) -> Trees:
         """The whole candidate trees for one k."""

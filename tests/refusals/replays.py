@@ -13,7 +13,7 @@ from specdec.evaluation.bench import evaluate
 from specdec.models.ngrams import NgramConfig
 from specdec.replays import trace
 from specdec.replays.copies import copy_odds_of
-from specdec.replays.oracle import headroom
+from specdec.replays.oracle import headroom, kept_bound
 from specdec.replays.record import RecordConfig, check, record
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid
@@ -44,6 +44,10 @@ def grid(**fields):
     return lambda given: static_grid(given.trace, given.costs, **fields)
 
 
+def kept(*asked):
+    return lambda given: kept_bound(given.trace, given.costs, *asked)
+
+
 def of_two_pairs(given):
     other = trace.Trace({**given.trace.header, "pair": "other"}, given.trace.turns, {})
     trace.joined([given.trace, other], 3)
@@ -57,6 +61,7 @@ BAD = "token id 1000000000"
 
 ROWS = [
     row("a recording's last prompt", lambda given: record(given.pair, LAST_IS_BAD), BAD),
+    row("no room", lambda given: record(given.pair, [[1, 2]], max_new_tokens=600), "context"),
     row("an audit's", lambda given: specdec.audit(given.pair, LAST_IS_BAD), f"prompt 1: {BAD}"),
     row("measuring's", lambda given: evaluate({"a": None}, LAST_IS_BAD, given.pair), BAD),
     row("a recorded width of 0", settings(top_ks=(2, 0)), WIDTH),
@@ -95,6 +100,7 @@ ROWS = [
     row("no recording", lambda given: trace.open_trace(given.folder), "trace.json"),
     row("faster than the bound", lambda given: headroom(4, 10, 5), "below the clairvoyant bound"),
     row("no time", lambda given: headroom(float("nan"), 10, 5), "positive"),
+    row("a tree kept for no cycle", kept(0, [1]), "cycles must be an integer of at least 1"),
     row("a grid beyond the depth", grid(depths=[-1, 5]), "depths", "from 0 to 4"),
     row("a grid without depths", grid(depths=[]), "depths", "from 0 to 4"),
     row("a grid of other widths", grid(top_ks=[3, 10]), "top_k=10", "only [3]"),
