@@ -36,9 +36,6 @@ class Method(str):
     GRID, the fastest of the trees that a paper's controller chooses between. preset: a static
     tree's numbers, whose GRID, a round of LTD, a file of released weights. trained_on: the costs it
     learned from. adapted: its transfer from there to other costs, CARRIED or REPRICED.
-
-    >>> Method("RADAR", terms="paper"), Method("static", terms="default", preset="60,7,10")
-    ('RADAR, the paper's settings', 'default 60,7,10')
     """
 
     system: str

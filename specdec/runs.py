@@ -76,7 +76,7 @@ def workbook_module(name: str, package: str = "workbook") -> Any:
 
 def runs_dir(scale: str = "laptop") -> Path:
     """The output folder of everything at this scale; ignored by git."""
-    return home() / "runs" / known_scale(scale)
+    return home() / "runs" / check_name("scale", scale, SCALES)
 
 
 def recorded(pair: str, scale: str = "laptop") -> Path:
@@ -99,11 +99,6 @@ def figure_path(paper: str, item: str, scale: str = "laptop") -> Path:
     return runs_dir(scale) / "figures" / plain_name(paper) / plain_name(item)
 
 
-def known_scale(scale: str) -> str:
-    """`scale` if it is one of SCALES."""
-    return check_name("scale", scale, SCALES)
-
-
 def plain_name(name: str) -> str:
     """`name` if it is safe as a file name; SpecdecError otherwise."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name):
@@ -113,53 +108,36 @@ def plain_name(name: str) -> str:
 
 
 @contextmanager
-def atomic(path: Path):
+def atomic(path: Path, folder: bool = False):
     """Yield a temporary path beside `path`, which replaces `path` after a successful block.
 
-    A full or read-only disk becomes one SpecdecError sentence.
+    folder: it is a folder. A full or read-only disk becomes one SpecdecError sentence.
     """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with _disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            yield temporary
-            # the content must be on the disk before its name is
-            _flush(temporary)
-            os.replace(temporary, path)
-    finally:
-        with suppress(OSError):  # the first error was reported; a failing clean-up adds nothing
-            temporary.unlink()
-
-
-@contextmanager
-def atomic_folder(path: Path):
-    """Yield a temporary folder, which replaces the folder `path` after a successful block."""
     path = Path(path)
     fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     old = path.with_name(f".{path.name}.{os.getpid()}.old")
     try:
         with _disk_errors(path):
-            fresh.mkdir(parents=True)
+            (fresh if folder else path.parent).mkdir(parents=True, exist_ok=True)
             yield fresh
-            for file in filter(Path.is_file, fresh.rglob("*")):
-                _flush(file)
+            # the content must be on the disk before its name is
+            for file in filter(Path.is_file, [fresh, *fresh.rglob("*")]):
+                with open(file, "rb+") as stream:
+                    os.fsync(stream.fileno())
             # a folder with content cannot be replaced at once, so these are two renames
-            if path.exists():
+            if folder and path.exists():
                 os.replace(path, old)
             os.replace(fresh, path)
     finally:
-        # if the second rename failed, the old folder returns
+        # the first error was reported, so a failing clean-up adds nothing
         with suppress(OSError):
+            # if the second rename failed, the old folder returns
             if old.exists() and not path.exists():
                 os.replace(old, path)
-        for folder in (fresh, old):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _flush(file: Path) -> None:
-    with open(file, "rb+") as stream:
-        os.fsync(stream.fileno())
+        for folder_left in (fresh, old):
+            shutil.rmtree(folder_left, ignore_errors=True)
+        with suppress(OSError):
+            fresh.unlink()
 
 
 @contextmanager
@@ -174,15 +152,6 @@ def _disk_errors(path: Path):
         advice = "free the disk, or set SPECDEC_HOME or SPECDEC_CACHE to a writable folder"
         why = f"cannot write {path}: {first_line(error)}; {advice}"
         raise SpecdecError(f"{why}, then run again (what was written before is intact).") from error
-
-
-def replace_folder(place: Path, files: dict[str, Path]) -> Path:
-    """Make `place` a folder of copies {relative name: source}, in one step."""
-    with atomic_folder(place) as fresh:
-        for name, source in files.items():
-            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, fresh / name)
-    return Path(place)
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -216,15 +185,11 @@ def locked(folder: Path):
         yield
 
 
-def write_table(path: Path, table: pd.DataFrame, **metadata) -> Path:
-    """Write `table` as parquet, atomically; `metadata` (small JSON) goes into its schema.
-
-    The file also holds the sha256 of its bytes, which `read_table` verifies.
-    """
+def write_table(path: Path, table: pd.DataFrame) -> Path:
+    """Write `table` as parquet, atomically, with the sha256 of its bytes for `read_table`."""
     columns = pa.Table.from_pandas(table, preserve_index=False)
     # pandas keeps its own notes there
-    facts = {**(columns.schema.metadata or {}), b"specdec": canonical(metadata)}
-    facts[b"seal"] = SEAL + NO_DIGEST
+    facts = {**(columns.schema.metadata or {}), b"seal": SEAL + NO_DIGEST}
     with atomic(path) as temporary:
         pq.write_table(columns.replace_schema_metadata(facts), temporary)
         # the digest replaces as many zeros, so that no offset in the file changes
@@ -334,7 +299,7 @@ def start(name: str, config: dict, *, scale: str = "laptop", tie_to_code: bool =
     # 2. one more session of the run
     session = {"started": _now(), "process": os.getpid(), **machine.fingerprint()}
     with locked(run.directory):
-        record = {**run.label(), "config": config, "sessions": []}
+        record = {"name": name, "scale": scale, "key": key, "config": config, "sessions": []}
         if run.path("run.json").is_file():
             record = run.record()
         sessions = [*record["sessions"], session]
@@ -372,10 +337,6 @@ class Run:
     scale: str
     key: str
 
-    def label(self) -> dict:
-        """The provenance stored in every file of this run."""
-        return {"name": self.name, "scale": self.scale, "key": self.key}
-
     def path(self, *names: str) -> Path:
         """A path inside the run directory."""
         return self.directory.joinpath(*names)
@@ -385,15 +346,14 @@ class Run:
         return read_json(self.path("run.json"), RunFile)
 
     def write_table(self, name: str, table: pd.DataFrame) -> Path:
-        """Write <name>.parquet with this run's label in its metadata."""
-        return write_table(self.path(f"{plain_name(name)}.parquet"), table, **self.label())
+        return write_table(self.path(f"{plain_name(name)}.parquet"), table)
 
     def read_table(self, name: str) -> pd.DataFrame:
         return read_table(self.path(f"{plain_name(name)}.parquet"))
 
     def shards(self, name: str) -> Shards:
         """The store for rows of table `name` that are collected piece by piece."""
-        return Shards(self.path(plain_name(name)), self.label())
+        return Shards(self.path(plain_name(name)))
 
     def finish(self, **results) -> Run:
         """Record the end of the run, and any `results` worth reading without opening a table."""
@@ -407,10 +367,9 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """Rows of a table in files part-<number>.parquet; `label` goes into their metadata."""
+    """Rows of a table in files part-<number>.parquet."""
 
     folder: Path
-    label: dict = dataclasses.field(default_factory=dict)
 
     def path(self, number: int) -> Path:
         return self.folder / f"part-{number:05d}.parquet"
@@ -423,7 +382,7 @@ class Shards:
         return sorted(numbers)
 
     def write(self, number: int, rows: pd.DataFrame) -> Path:
-        return write_table(self.path(number), rows, **self.label)
+        return write_table(self.path(number), rows)
 
     def merge(self) -> pd.DataFrame:
         """All shards in order as one table, also written as <folder>.parquet; the shards stay."""
@@ -431,7 +390,7 @@ class Shards:
         if not tables:
             raise SpecdecError(f"{self.folder} holds no rows yet; run the measurement first.")
         table = pd.concat(tables, ignore_index=True)
-        write_table(self.folder.with_name(f"{self.folder.name}.parquet"), table, **self.label)
+        write_table(self.folder.with_name(f"{self.folder.name}.parquet"), table)
         return table
 
 

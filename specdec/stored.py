@@ -23,7 +23,6 @@ CHECKSUM = "checksum"  # of the file itself
 FILES = "files"  # sha256 of associated files, by their paths below its folder
 Count = Annotated[int, Ge(0)]
 Positive = Annotated[int, Ge(1)]
-Size = NotRequired[Positive | None]
 SEAL = {CHECKSUM: NotRequired[str | None], FILES: NotRequired[dict[str, str]]}
 
 
@@ -52,7 +51,7 @@ TraceFile = TypedDict(
         "pair_key": NotRequired[str],
         "temperature": NotRequired[Annotated[float, Ge(0)]],
         "seed": NotRequired[int],
-        "max_new_tokens": Size,
+        "max_new_tokens": NotRequired[Positive | None],
         "depth": Positive,
         "top_ks": Annotated[list[Positive], MinLen(1)],
         "trees": NotRequired[list[Positive]],
@@ -61,10 +60,6 @@ TraceFile = TypedDict(
         "columns": dict[str, list[str | dict]],
         **SEAL,
     },
-)
-# texts.json beside a recording for display
-TextsFile = TypedDict(
-    "TextsFile", {"schema": int, "texts": dict[str, str], "prompts": list[str], **SEAL}
 )
 
 

@@ -60,10 +60,3 @@ def test_kills(tmp_path, job, kills):
         process.join()
         assert process.exitcode in (-signal.SIGKILL, 0)
     assert result(*start(job, home)) == expected
-
-
-@pytest.mark.nightly
-def test_three_processes_in_one_run_lose_no_row(tmp_path):
-    expected = result(*start("evaluated", tmp_path / "one"))
-    processes = [start("evaluated", tmp_path / "three") for _ in range(3)]
-    assert [result(*one) for one in processes] == [expected] * 3

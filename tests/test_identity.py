@@ -1,12 +1,11 @@
 """Names of methods are made of what they hold, and tables that hold names alone are understood."""
 
-import itertools
 import pickle
 
 import pandas as pd
 import pytest
 
-from specdec.identity import TERMS, Method, with_fields
+from specdec.identity import Method, with_fields
 
 NAMED = {
     "LTD, equal terms": Method("LTD", "equal"),
@@ -26,12 +25,6 @@ def test_a_method_is_a_text_made_of_fields_and_travels(name):
     assert again == str(method) == name
     assert again.fields == method.fields
     assert Method.of(method) is method and method.but(terms=method.terms) == method
-
-
-def test_methods_that_differ_have_other_names():
-    every = list(itertools.product([*TERMS, ""], ("", "x"), ("", "carried", "re-priced")))
-    names = {str(Method("LTD", terms, preset, "a100", change)) for terms, preset, change in every}
-    assert len(names) == len(every)
 
 
 def test_tables_hold_the_fields():

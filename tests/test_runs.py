@@ -2,7 +2,6 @@
 
 import dataclasses
 import errno
-import json
 import os
 import resource
 import signal
@@ -83,7 +82,6 @@ def test_a_run_holds_its_provenance_and_its_rows(home):
     assert {"commit", "dirty", "gpu", "python", "started", "code"} <= set(session)
     path = run.write_table("prompts", ROWS)
     pd.testing.assert_frame_equal(run.read_table("prompts"), ROWS)
-    assert json.loads(pq.read_schema(path).metadata[b"specdec"]) == run.label()
     path.write_bytes(b"PAR1 and then nothing")
     assert "prompts.parquet cannot be read" in refusal(run.read_table, "prompts")
     run.path("run.json").write_text("{")
@@ -152,14 +150,15 @@ def test_a_disk_that_is_full_for_a_library(home, library):
 
 def test_a_folder_is_replaced_in_one_step(tmp_path):
     place = tmp_path / "folder"
-    source = tmp_path / "source"
-    source.write_text("new")
-    runs.replace_folder(place, {"a/b": source})
-    assert (place / "a" / "b").read_text() == "new"
-    with pytest.raises(SpecdecError, match="missing"):
-        runs.replace_folder(place, {"c": tmp_path / "missing"})
-    assert [path.name for path in place.iterdir()] == ["a"]
-    assert not list(tmp_path.glob(".*"))
+    for name in ("a", "b"):
+        with runs.atomic(place, folder=True) as fresh:
+            (fresh / name).write_text(name)
+        assert [path.read_text() for path in place.iterdir()] == [name]
+    with pytest.raises(KeyError):
+        with runs.atomic(place, folder=True) as fresh:
+            (fresh / "c").write_text("half a folder")
+            raise KeyError
+    assert [path.name for path in place.iterdir()] == ["b"] and not list(tmp_path.glob(".*"))
 
 
 def start_often(number: int) -> None:
@@ -228,7 +227,7 @@ def test_the_code_hash_follows_every_byte_of_the_package(tmp_path, monkeypatch):
 
 
 def test_one_flipped_bit_of_a_table_is_noticed(tmp_path):
-    path = runs.write_table(tmp_path / "rows.parquet", ROWS, name="rows")
+    path = runs.write_table(tmp_path / "rows.parquet", ROWS)
     content = path.read_bytes()
     for at in range(0, len(content), 7):
         path.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])

@@ -23,7 +23,7 @@ from specdec.report.figures import drawn
 from experiments.paper_rows import benchmark, with_deviations
 from workbook import items
 from workbook.items import settings_of
-from workbook.method_rows import identified
+from workbook.method_rows import identified, mark_of_noise
 from workbook.paper_table import PaperTable
 
 # Notebooks that compare methods, by the names of their runs: controllers, rules of engines, other
@@ -62,6 +62,7 @@ class Shown:
     page: Page
     item: items.Item
     sources: list[runs.Run] = field(default_factory=list)
+    marks: dict[str, str] = field(default_factory=dict)  # of the tables that were read
     missing: list[str] = field(default_factory=list)
 
     def read(
@@ -87,6 +88,7 @@ class Shown:
             for run in measured:
                 if run.path(f"{table}.parquet").is_file():
                     tables.append(identified(run.read_table(table)).assign(**_facts_of(run)))
+                    self.marks[table] = mark_of_noise(run.read_table(table))
             rows = _each_from_one_run(tables)
             if len(rows):
                 parts.append(rows.assign(pair=pair))
@@ -149,6 +151,7 @@ class Shown:
         if len(ours):
             self.missing += _empty_cells(ours, printed, content.lacking)
             sources = self.sources
+            notes += [f"{name}: {mark}." for name, mark in self.marks.items() if mark]
             trainings = list(filter(None, map(_training_of, sources)))
             if trainings:
                 notes.append(f"Trainings: {'; '.join(trainings)}.")

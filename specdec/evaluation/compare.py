@@ -138,6 +138,7 @@ class Comparison:
     uncertainty_frac: float = 0.0  # of the costs (95 %), in a comparison of two times
     temperature: float = 0.0  # of the recording
     machine: str = ""  # whose costs these are
+    noise: str = ""  # of a sampled recording, see `Trace.noise`
 
     @functools.cached_property
     def table(self) -> pd.DataFrame:
@@ -176,6 +177,8 @@ class Comparison:
         """The table with `identity.FIELDS`, the temperature and the machine."""
         methods = [*self.baselines.trees, PER_SUITE, *self.policy_ms]
         facts = {"temperature": self.temperature, "machine": self.machine}
+        if self.noise:
+            facts["noise"] = self.noise
         return identity.with_fields(table, methods, **facts)
 
     def beyond_costs(self, ratio):
@@ -244,8 +247,8 @@ def compare_replay(
         turns.append(bound.assign(policy_ms=0.0, method=name, seed=0))
     tables = [pd.concat(parts, ignore_index=True) for parts in (turns, cycles)]
     charged = {name: charged[name] for name in policies}
-    temperature = float(trace.header.get("temperature", 0.0))
-    return Comparison(*tables, baselines, charged, costs.uncertainty_frac, temperature, costs.name)
+    facts = (costs.uncertainty_frac, float(trace.header.get("temperature", 0.0)), costs.name)
+    return Comparison(*tables, baselines, charged, *facts, trace.noise)
 
 
 def warn_elsewhere(policy: Policy, **here) -> None:

@@ -220,7 +220,7 @@ def target_place(source: str | Path) -> str:
 
 def unpack_gguf(path: Path, folder: Path) -> None:
     """Write a GGUF file as a transformers folder in bfloat16, read by transformers."""
-    with runs.atomic_folder(folder) as fresh:
+    with runs.atomic(folder, folder=True) as fresh:
         with _reading(f"{path} cannot be read as GGUF by transformers", path):
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 path.parent,

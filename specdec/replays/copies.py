@@ -102,18 +102,16 @@ def with_copies(trace: Trace, odds: CopyOdds, config: NgramConfig) -> Trace:
             batch = TreeBatch(*trees, *trees[:2])
             part.update(merged_columns(batch, tries, path[rows], top_k))
         parts.append(part)
-    columns = stacked_columns(parts)
-    for kind in ("context_tok", "text", "root_rank"):
-        columns[Column(kind)] = trace.column(kind)
     # 2. a header of its own, without the family, whose trees hold no copies
     key = runs.content_key(of=trace.header["key"], odds=odds.key, config=config)
     copies = {"levels": config.levels, "forwards": True}
     header = {**trace.header, "family": (), "top_ks": top_ks, "key": key, "copies": copies}
 
     def load(column: Column) -> np.ndarray | None:
-        return None if column.kind == "ranks" else trace.column(*column)
+        return None if column.kind == "ranks" else trace.get(column)
 
-    return Trace(header, trace.turns, columns, load)
+    made = with_copies, (trace, odds, config)
+    return Trace(header, trace.turns, stacked_columns(parts), load, None, made)
 
 
 def copy_odds_of(trace: Trace, config: NgramConfig, learned_from: str = "") -> CopyOdds:

@@ -136,7 +136,7 @@ class _Cheapest:
         # the cheapest root pass; a tree of at most k nodes is not flat
         root_ms = [self.tables.draft[shape][:, 0].sum() for shape in shapes]
         number = int(np.argmin(root_ms))
-        rank = self.trace.root_rank.astype(int)
+        rank = self.trace.column("root_rank").astype(int)
         widest = min(ROOT_CANDIDATES, self.trace.most_nodes)
         nodes = np.minimum(np.maximum(rank, shapes[number][0]) + 1, widest)
         flat_ms = self.tables.draft[shapes[number]][where, 0] + self.tables.verify[where, nodes]
@@ -175,11 +175,10 @@ def _answers(
             row += accepted[row] + 1
     # 2. the answers there
     accepted_tok = accepted[rows]
-    chosen, expansions, verify_nodes = best.answer[rows, accepted_tok].T.astype(int)
+    chosen, *numbers = best.answer[rows, accepted_tok].T.astype(int)
     answers = trace.turns[TURN].iloc[turns].reset_index(drop=True)
     answers["position"] = np.array(rows) - trace.turns["first"].to_numpy()[turns]
-    answers["expansions"] = expansions
-    answers["verify_nodes"] = verify_nodes
+    answers["expansions"], answers["verify_nodes"] = numbers
     top_ks, beams = zip(*shapes, strict=True)
     answers["top_k"] = np.array([0, *top_ks])[chosen]
     texts = ["", *map(trees.beam_text, beams)]
@@ -199,8 +198,7 @@ def kept_bound(
     """
     check_integer("cycles", cycles, 1)
     sizes = np.array(trees.within(total_tokens, 1, trace.most_nodes + 1, "total_tokens")) - 1
-    restrictions = map(shapes.get, ("top_ks", "depths", "beams"))
-    tried, recorded = trees.recorded(trace, *restrictions)
+    tried, recorded = trees.recorded(trace, **shapes)
     tables = CostTables(trace, costs, tried)
     first, last = tables.turn_rows
     positions = last - first
@@ -209,8 +207,8 @@ def kept_bound(
     # 1. where so many cycles with each tree lead from every row, and what they cost
     reached = []
     spent_ms = []
-    for shape, depth in recorded:
-        _, gained, time_ms = trees.walk(tables, shape, depth, sizes, (rows, end), cycles)
+    for tree in recorded:
+        _, gained, time_ms = trees.walk(tables, tree, sizes, (rows, end), cycles)
         reached.append(np.minimum(rows + gained, end))
         spent_ms.append(time_ms)
     following = np.concatenate(reached)

@@ -149,11 +149,8 @@ def _record_elsewhere(
 
 def settings_of(recorded: Trace) -> dict[str, Any]:
     """The settings of `record` that would record the same trees of the same lengths again."""
-    names = ("max_new_tokens", "depth", "most_nodes", "seed")
-    settings: dict[str, Any] = {name: recorded.header[name] for name in names}
-    for name in ("top_ks", "trees", "family"):
-        settings[name] = tuple(recorded.header.get(name, ()))
-    return settings
+    names = ("max_new_tokens", "depth", "most_nodes", "seed", "top_ks", "trees", "family")
+    return {name: recorded.header.get(name, ()) for name in names}
 
 
 def check(pair: Pair, config: RecordConfig) -> None:

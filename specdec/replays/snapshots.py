@@ -30,9 +30,8 @@ from specdec.replays.oracle import clairvoyant
 from specdec.replays.replay import ReplayEngine
 from specdec.replays.static_trees import beam_of, beam_text
 from specdec.replays.trace import Trace, open_trace, parents
-from specdec.stored import TextsFile, read_json
+from specdec.stored import read_json
 
-SCHEMA = 1
 MOST_LISTED = 8  # of many actions or values, the best
 # the parts of a cycle's time
 PARTS = ("draft", "policy", "verify", "rest")
@@ -138,21 +137,19 @@ def recording_of(trace: Trace, pair: Pair, costs: CostModel) -> Recording:
         tokens.update(trace.trees(top_k).tokens.ravel().tolist())
     texts = token_texts(pair, sorted(tokens))
     # 2. the prompts; those that are from no suite have a name only
-    turns_of: dict[str, tuple[str, ...]] = {}
+    texts_of: dict[tuple[str, int], str] = {}
     for suite in set(trace.turns["suite"]) & set(SUITES):
-        turns_of |= {item.id: item.turns for item in gather([suite])}
-    prompts = []
-    for turn in trace.turns.itertuples():
-        turns = turns_of.get(turn.prompt)
-        prompts.append(str(turns[turn.turn]) if turns else turn.prompt)
+        for item in gather([suite]):
+            texts_of |= {(item.id, turn): str(text) for turn, text in enumerate(item.turns)}
+    keys = zip(trace.turns["prompt"], trace.turns["turn"], strict=True)
+    prompts = [texts_of.get(key, key[0]) for key in keys]
     return Recording(trace, costs, texts, tuple(prompts))
 
 
 def open_recording(folder: Path, costs: CostModel | None = None) -> Recording:
     """Open a recording that ships: a trace beside texts.json and, if not given, costs.json."""
     trace = open_trace(folder)
-    stored = read_json(folder / "texts.json", TextsFile, "take the shipped one", SCHEMA)
-    assert len(stored["prompts"]) == len(trace.turns), "texts.json is of this recording"
+    stored = read_json(folder / "texts.json", advice="take the shipped one")
     texts = {int(token): text for token, text in stored["texts"].items()}
     costs = costs or CostModel.load(folder / "costs.json")
     return Recording(trace, costs, texts, tuple(stored["prompts"]))
@@ -210,44 +207,35 @@ class Watched(Chain):
 
 def asked_of(policy: Policy, question: Question, answer: Any, outputs: np.ndarray | None) -> Asked:
     """A question, its answer and the best of the network's outputs, in words and numbers."""
-    asked = Asked(question.kind, question.expansions, _in_words(question.kind, answer))
+    kind = question.kind
+    asked = Asked(kind, question.expansions, _in_words(kind, answer))
     if outputs is None or not isinstance(policy, Learned):
         return asked
-    # 1. predicted values of every possible stop, or probabilities of the choices
+    # 1. predicted values of every possible stop [levels, sizes], or probabilities of the choices
     if isinstance(policy, ValuePolicy):
-        labels, values = _stops(policy, question, outputs)
+        labels = [_in_words(SIZE, size) for size in policy.sizes]
+        values = outputs[0]
+        if kind != SIZE:
+            values = outputs.max(axis=1)
+            deeper = enumerate(outputs.argmax(axis=1), question.expansions)
+            labels = [f"depth {depth}, {labels[size]}" for depth, size in deeper]
         chosen = int(values.argmax())
-        unit = "value"
     else:
-        labels = [_in_words(question.kind, choice) for choice in policy.choices]
+        labels = [_in_words(kind, choice) for choice in policy.choices]
         scaled = outputs.astype(float) / (policy.temperature or 1.0)
         chances = np.exp(scaled - scaled.max())
         values = chances / chances.sum()
         chosen = labels.index(asked.answer)
-        unit = "probability"
     # 2. the best of them, in their order
     ranked = np.argsort(-np.where(np.isfinite(values), values, -np.inf), kind="stable")
     listed = np.sort(ranked[: min(MOST_LISTED, np.isfinite(values).sum())]).tolist()
-    place = listed.index(chosen) if chosen in listed else -1
     return dataclasses.replace(
         asked,
         labels=tuple(labels[number] for number in listed),
         values=tuple(values[listed].tolist()),
-        unit=unit,
-        chosen=place,
+        unit="value" if isinstance(policy, ValuePolicy) else "probability",
+        chosen=listed.index(chosen) if chosen in listed else -1,
     )
-
-
-def _stops(
-    policy: ValuePolicy, question: Question, outputs: np.ndarray
-) -> tuple[list[str], np.ndarray]:
-    """Labels and predicted values of the possible stops. outputs: [levels, sizes]."""
-    labels = [_in_words(SIZE, size) for size in policy.sizes]
-    if question.kind == SIZE:
-        return labels, outputs[0]
-    deeper = enumerate(outputs.argmax(axis=1))
-    labels = [f"depth {question.expansions + n}, {labels[size]}" for n, size in deeper]
-    return labels, outputs.max(axis=1)
 
 
 def _in_words(kind: str, answer: Any) -> str:
@@ -285,25 +273,27 @@ def clairvoyant_lane(recording: Recording, turn: int) -> Lane:
     lane = _lane(recording, turn, CLAIRVOYANT)
     bound = clairvoyant(trace.select(np.arange(len(trace.turns)) == turn), recording.costs)
     note = "with the text known, this tree is the best here"
-    for row in bound.answers.to_dict("records"):
-        policy = Foreseen(row, trace)
-        lane.cycles.append(_free(recording, turn, row["position"], policy, note))
+    for row in bound.answers.itertuples():
+        # a flat tree has more nodes than the pool that it stops at, so the deepest tree is stopped
+        top_k, beam = row.top_k or 1, beam_of(row.beam)
+        flat_nodes = row.verify_nodes
+        if flat_nodes <= pool_size(row.expansions, top_k, beam):
+            flat_nodes = 0
+        depth = max(0, trace.depth_of(top_k, beam))
+        tree = TreeConfig(row.verify_nodes + 1, depth, top_k, flat_nodes, beam)
+        policy = Stopped(tree, row.expansions)
+        lane.cycles.append(_free(recording, turn, row.position, policy, note))
     return lane
 
 
-class Foreseen(Static):
-    """The tree of a row of `Bound.answers`: one of the deepest, stopped at the row's depth."""
+class Stopped(Static):
+    """A static tree that is stopped after so many expansions."""
 
     asks = frozenset({EXTEND})
 
-    def __init__(self, answer: dict[str, Any], trace: Trace):
-        self.expansions = answer["expansions"]
-        nodes = answer["verify_nodes"]
-        top_k = answer["top_k"] or 1
-        beam = beam_of(answer["beam"])
-        flat_nodes = nodes if nodes > pool_size(self.expansions, top_k, beam) else 0
-        depth = max(0, trace.depth_of(top_k, beam))
-        super().__init__(shape=TreeConfig(nodes + 1, depth, top_k, flat_nodes, beam))
+    def __init__(self, tree: TreeConfig, expansions: int):
+        self.expansions = expansions
+        super().__init__(shape=tree)
 
     def answer(self, question: Question) -> bool:
         return question.expansions < self.expansions

@@ -22,6 +22,8 @@ from specdec.errors import SpecdecError, check_name, door
 from specdec.replays.trace import Trace
 
 Shape = tuple[int, tuple[int, ...]]  # children per node, beam
+Tree = tuple[Shape, int]  # and its expansions
+Rows = tuple[np.ndarray, np.ndarray] | None  # of walks: the first of each, and where it ends
 Ints = Iterable[int] | None  # numbers to try; None: all that were recorded
 Beams = Iterable[tuple[int, ...]] | None
 COPIES: Shape = (0, ())  # copied candidates alone
@@ -75,7 +77,7 @@ def static_grid(
         if sizes is None:
             largest = int(np.max(tables.offered(shape, depth), initial=0))
             sizes = np.arange(1, min(trace.most_nodes, largest, pool_size(depth, *shape)) + 2)
-        walked = walk(tables, shape, depth, sizes - 1)
+        walked = walk(tables, (shape, depth), sizes - 1)
         sums = [values @ share for values in (*walked, *np.broadcast_arrays(*turns, walked[0])[:2])]
         part = pd.DataFrame(dict(zip(WALKED, map(np.ravel, sums), strict=True)))
         part[SETTING[1:]] = depth, shape[0], beam_text(shape[1])
@@ -130,7 +132,7 @@ def static_turns(trace: Trace, costs: CostModel, tree: TreeConfig) -> pd.DataFra
     shapes, _ = recorded(trace, [tree.top_k], [tree.depth], [tree.beam])
     within([tree.total_tokens], 1, trace.most_nodes + 1, "total_tokens")
     tables = CostTables(trace, costs, shapes)
-    walked = walk(tables, shapes[0], tree.depth, np.array([tree.verify_nodes]))
+    walked = walk(tables, (shapes[0], tree.depth), np.array([tree.verify_nodes]))
     return tables.turns(*(values[0] for values in walked))
 
 
@@ -201,21 +203,16 @@ class CostTables:
 
 
 def walk(
-    tables: CostTables,
-    shape: Shape,
-    depth: int,
-    sizes: np.ndarray,
-    rows: tuple[np.ndarray, np.ndarray] | None = None,
-    most_cycles: int = 1 << 30,
+    tables: CostTables, tree: Tree, sizes: np.ndarray, rows: Rows = None, most_cycles: int = 1 << 30
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """cycles, cycle_tok and time_ms [sizes, walks] of trees of `sizes` nodes.
 
-    rows: the first row of each walk, and the row where it ends; by default those of the turns.
+    rows: by default those of the turns.
     """
     # 1. what a cycle gains and costs before it verifies, at every row
-    new_tok = gained_tok(tables.path_ranks(shape, depth), sizes)  # [sizes, R]
-    draft_ms = tables.before_verification(shape, depth)  # [R]
-    offered = tables.offered(shape, depth)
+    new_tok = gained_tok(tables.path_ranks(*tree), sizes)  # [sizes, R]
+    draft_ms = tables.before_verification(*tree)  # [R]
+    offered = tables.offered(*tree)
     # 2. one walk per size and first row
     first, end = rows or tables.turn_rows
     size = np.repeat(np.arange(len(sizes)), len(first))
@@ -250,7 +247,7 @@ def gained_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def recorded(
-    trace: Trace, top_ks: Ints, depths: Ints, beams: Beams = None
+    trace: Trace, top_ks: Ints = None, depths: Ints = None, beams: Beams = None
 ) -> tuple[list[Shape], list[tuple[Shape, int]]]:
     """((top_k, beam), ...), and each with its depths: the given ones, or all recorded ones."""
     # 1. the widths and beams to try

@@ -36,11 +36,7 @@ ROOT_CANDIDATES = 64  # the root's children recorded beside the tree: RADAR's fl
 
 
 class Column(NamedTuple):
-    """The key of an array over positions: a kind, perhaps with the width of its trees.
-
-    >>> Column("ranks", 4, (2, 1)).name, Column("family_beam", level=3).name, Column("text").stored
-    ('ranks_4,2,1', 'family_beam_3', {'kind': 'text'})
-    """
+    """The key of an array over positions: a kind, perhaps with the width of its trees."""
 
     kind: str
     top_k: int = 0  # children per node; 0 if not of trees of one width
@@ -76,6 +72,16 @@ class Trees(NamedTuple):
     beams: np.ndarray
 
 
+class Recorded:
+    """An attribute of Trace that is the column of its name, None if it was not recorded."""
+
+    def __set_name__(self, owner: type, kind: str) -> None:
+        self.kind = kind
+
+    def __get__(self, trace: Trace, owner: type) -> Any:
+        return trace.get(Column(self.kind))
+
+
 class Trace:
     """Positions of all turns, turn after turn: row r is one position where a cycle may start.
 
@@ -84,6 +90,12 @@ class Trace:
     acceptance_distributions: entry (q, a, j) is the probability at T = 1 that RADAR's tree after
     a + 1 draft calls has j tokens accepted in row q.
     """
+
+    context_tok = Recorded()  # int32 [R]: committed tokens before the root
+    text = Recorded()  # int32 [R, depth + 2]: the root's token and the target's next ones
+    root_rank = Recorded()  # int16 [R]: of the target's next token among the root's children
+    features = Recorded()  # float16 [R, F]: the target's at the last accepted token
+    draft_state = Recorded()  # float16 [R, H]: the drafter's at the root
 
     def __init__(
         self,
@@ -107,6 +119,9 @@ class Trace:
         # levels: the longest copied path; forwards: whether anything is drafted by a network
         self.copies: dict[str, Any] | None = header.get("copies")
         self.forwards = self.copies is None or bool(self.copies["forwards"])
+        # all trees up to a number of children and nodes per level, if recorded
+        numbers = header.get("family")
+        self.family = Family(numbers[0], tuple(numbers[1:])) if numbers else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The receiving process reopens a recording on disk; one in memory is sent whole."""
@@ -127,43 +142,22 @@ class Trace:
     ) -> np.ndarray:
         """One array over positions, by its Column. SpecdecError if the recording lacks it."""
         column = Column(kind, top_k, beam, level)
+        array = self.get(column)
+        if array is None:
+            why = f"the recording holds no {column.name}"
+            raise SpecdecError(f"{why}; record again with it (--trees for whole trees).")
+        return array
+
+    def get(self, column: Column) -> np.ndarray | None:
+        """The same, or None if the recording lacks it."""
         if column not in self._columns:
             array = self._load(column) if self._load else None
-            if array is None and kind in ("ranks", "scores"):
-                array = self._of_family(column)
+            if array is None and column.kind in ("ranks", "scores"):
+                array = self._derived(column)
             if array is None:
-                why = f"the recording holds no {column.name}"
-                raise SpecdecError(f"{why}; record again with it (--trees for whole trees).")
+                return None
             self._columns[column] = array
         return self._columns[column]
-
-    @property
-    def context_tok(self) -> np.ndarray:
-        """int32 [R]: committed tokens before the root."""
-        return self.column("context_tok")
-
-    @property
-    def text(self) -> np.ndarray:
-        """int32 [R, depth + 2]: the root's token and the target's next ones."""
-        return self.column("text")
-
-    @property
-    def root_rank(self) -> np.ndarray:
-        """int16 [R]: rank of the target's next token among the root's best children, or NEVER."""
-        return self.column("root_rank")
-
-    @property
-    def features(self) -> np.ndarray | None:
-        """float16 [R, F]: the target's features at the last accepted token, or None."""
-        return self.column("features") if self.header.get("features") else None
-
-    @property
-    def draft_state(self) -> np.ndarray | None:
-        """float16 [R, H]: the drafter's state at the root, or None if not recorded."""
-        try:
-            return self.column("draft_state")
-        except SpecdecError:
-            return None
 
     @property
     def ranks(self) -> _ByWidth:
@@ -172,9 +166,14 @@ class Trace:
         """
         return _ByWidth(self)
 
-    def _of_family(self, column: Column) -> np.ndarray | None:
-        """Ranks or scores of a tree that only the family holds; NEVER beyond its depth."""
+    def _derived(self, column: Column) -> np.ndarray | None:
+        """Ranks or scores of a tree that only the family holds, NEVER beyond its depth; of copies
+        alone, the same ranks after every expansion.
+        """
         kind, top_k, beam, _ = column
+        if not self.forwards and kind == "ranks":
+            ranks = self.column("copied_ranks")
+            return np.broadcast_to(ranks[:, None], (len(ranks), self.depth + 1, ranks.shape[1]))
         levels = self.depth_of(top_k, beam)
         if levels < 0 or self.family is None or (top_k in self.top_ks and not beam):
             return None
@@ -185,25 +184,12 @@ class Trace:
         ranks = path_ranks(scores, nodes, top_k, beam)
         return np.pad(ranks, ((0, 0), (0, beyond), (0, beyond)), constant_values=NEVER)
 
-    @property
-    def family(self) -> Family | None:
-        """All trees up to a number of children and nodes per level, if recorded."""
-        numbers = self.header.get("family")
-        return Family(numbers[0], tuple(numbers[1:])) if numbers else None
-
     def depth_of(self, top_k: int, beam: tuple[int, ...] = ()) -> int:
         """The most expansions of such trees that can be replayed; -1 for none."""
         # without drafted nodes all trees are equal
         if not self.forwards or (top_k in self.top_ks and not beam):
             return self.depth
         return self.family.depth_of(top_k, beam, self.depth) if self.family else -1
-
-    def beside(self, kind: str, column: np.ndarray, what: str) -> Trace:
-        """The recording with one more array over positions; its header describes it."""
-        assert len(column) == len(self), "the column has a row for each position"
-        columns = {**self._columns, Column(kind): column}
-        header = {**self.header, kind: what}
-        return Trace(header, self.turns, columns, self._load, self.acceptance_distributions)
 
     def trees(self, top_k: int) -> Trees:
         """The whole candidate trees for one k."""
@@ -245,8 +231,9 @@ class Trace:
                 distributions[1][inside],
             )
 
-        def load(column: Column) -> np.ndarray:
-            return self.column(*column)[rows]
+        def load(column: Column) -> np.ndarray | None:
+            array = self.get(column)
+            return None if array is None else array[rows]
 
         made = Trace.select, (self, chosen)
         return Trace(self.header, numbered(self.turns[chosen]), {}, load, distributions, made)
@@ -264,8 +251,10 @@ class Trace:
         if (top_ks, depth, most_nodes) == (self.top_ks, self.depth, self.most_nodes):
             return self
 
-        def cut(column: Column) -> np.ndarray:
-            array = self.column(*column)
+        def cut(column: Column) -> np.ndarray | None:
+            array = self.get(column)
+            if array is None:
+                return None
             pool = pool_size(depth, column.top_k, column.beam)
             ends = {"scores": pool, "tokens": pool, "beams": depth, "candidates": depth + 1}
             ends |= {"ranks": depth + 1, "family_path": depth + 1}
@@ -290,12 +279,7 @@ class _ByWidth:
     def __getitem__(self, width: Any) -> np.ndarray:
         top_k, beam = width if isinstance(width, tuple) else (width, ())
         check_recorded(self.trace, top_k, beam=beam)
-        if self.trace.forwards:
-            return self.trace.column("ranks", top_k, beam)
-        # the same after every expansion
-        ranks = self.trace.column("copied_ranks")
-        shape = len(ranks), self.trace.depth + 1, ranks.shape[1]
-        return np.broadcast_to(ranks[:, None], shape)
+        return self.trace.column("ranks", top_k, beam)
 
 
 def check_recorded(
@@ -330,13 +314,13 @@ def joined(traces: list[Trace], top_k: int) -> Trace:
     most_nodes = min(trace.most_nodes for trace in traces)
     common = {"top_k": (top_k, top_k), "expansions": (0, depth), "verify_nodes": (0, most_nodes)}
     parts = [trace.restrict(common) for trace in traces]
-    kept = [Column("context_tok"), Column("ranks", top_k), Column("scores", top_k)]
-    for kind in ("features", "draft_state"):
-        if all(getattr(part, kind) is not None for part in parts):
-            kept.append(Column(kind))
     columns = {}
-    for column in kept:
+    for column in (Column("context_tok"), Column("ranks", top_k), Column("scores", top_k)):
         columns[column] = np.concatenate([part.column(*column) for part in parts])
+    for column in (Column("features"), Column("draft_state")):
+        arrays = [array for part in parts if (array := part.get(column)) is not None]
+        if len(arrays) == len(parts):
+            columns[column] = np.concatenate(arrays)
     turns = numbered(pd.concat([part.turns for part in parts], ignore_index=True))
     return Trace({**parts[0].header, "family": ()}, turns, columns)
 
@@ -437,12 +421,7 @@ def recording_folder(folder: Path | str) -> Path:
     link = place if place.suffix == ".json" else place / "recording.json"
     if (place / "trace.json").is_file() or not link.is_file():
         return place
-    record = stored.read_json(link)
-    if "folder" in record:
-        return runs.placed(record["folder"])
-    # a notebook's run names the key of the recording's run
-    files = runs.home().glob(f"runs/*/*-{record['key'][:12]}/trace.json")
-    return next(files, runs.placed(record["key"]) / "trace.json").parent
+    return runs.placed(stored.read_json(link)["folder"])
 
 
 def column_of(stored: Mapping[str, Any]) -> Column:
@@ -473,10 +452,7 @@ def stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 def stacked_columns(parts: Sequence[Mapping[Any, np.ndarray]]) -> dict[Any, np.ndarray]:
     """The columns of several parts below each other."""
-    columns = {}
-    for column in parts[0]:
-        columns[column] = stacked([part[column] for part in parts])
-    return columns
+    return {column: stacked([part[column] for part in parts]) for column in parts[0]}
 
 
 def write_columns(path: Path, columns: Columns) -> Path:

@@ -125,7 +125,7 @@ def from_trace(trace: Trace, *, exact=None, flat_nodes=None, tree: TreeConfig = 
         for a, nodes in enumerate(_nodes(tree)):
             accepted.append(trace.accepted_tok(rows, tree.top_k, a, nodes, tree.beam))
         if flat_nodes:
-            accepted[0] = trace.root_rank[rows] < flat_nodes
+            accepted[0] = trace.column("root_rank")[rows] < flat_nodes
         lengths = np.stack(accepted, axis=1).astype(np.int64)
         distributions = (lengths[..., None] == np.arange(LENGTHS)).astype(np.float32)
     else:

@@ -13,7 +13,7 @@ from specdec.evaluation.bench import evaluate
 from specdec.models.ngrams import NgramConfig
 from specdec.replays import trace
 from specdec.replays.copies import copy_odds_of
-from specdec.replays.oracle import headroom
+from specdec.replays.oracle import headroom, kept_bound
 from specdec.replays.record import RecordConfig, check, record
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid
@@ -44,12 +44,16 @@ def grid(**fields):
     return lambda given: static_grid(given.trace, given.costs, **fields)
 
 
+def kept(*asked):
+    return lambda given: kept_bound(given.trace, given.costs, *asked)
+
+
 def of_two_pairs(given):
     other = trace.Trace({**given.trace.header, "pair": "other"}, given.trace.turns, {})
     trace.joined([given.trace, other], 3)
 
 
-OUTSIDE = "need top_k=10 and depth >= 7"
+OUTSIDE = "need top_k=10, depth >= 7 and a drafter that copies nothing"
 FAMILY = "family is the most children"
 WIDTH = "top_k must be an integer of at least 1"
 LAST_IS_BAD = [[3, 4], [3, 10**9]]
@@ -57,6 +61,7 @@ BAD = "token id 1000000000"
 
 ROWS = [
     row("a recording's last prompt", lambda given: record(given.pair, LAST_IS_BAD), BAD),
+    row("no room", lambda given: record(given.pair, [[1, 2]], max_new_tokens=600), "context"),
     row("an audit's", lambda given: specdec.audit(given.pair, LAST_IS_BAD), f"prompt 1: {BAD}"),
     row("measuring's", lambda given: evaluate({"a": None}, LAST_IS_BAD, given.pair), BAD),
     row("a recorded width of 0", settings(top_ks=(2, 0)), WIDTH),
@@ -76,9 +81,7 @@ ROWS = [
     row("deeper than it drafts", drafter({"deepest": 3}, depth=4), "record it with depth=3"),
     row("n-grams of other cycles", drafter({"extra_rows": 1}), "on the cycles that went before"),
     row("a family of any drafter", drafter({}, family=(3, 2)), "EAGLE"),
-    row(
-        "lengths of copies", drafter({"copied_levels": 5}, lengths=1), "drafters that copy nothing"
-    ),
+    row("lengths of copies", drafter({"copied_levels": 5}, lengths=1), OUTSIDE),
     row("longer copies than trees", drafter({"copied_levels": 5}, depth=3), "depth 4 at least"),
     row("a width that was not recorded", replayed(Static(5, 2, 10)), "top_k=10"),
     row("deeper than recorded", replayed(Static(5, 6, 3)), "recorded to depth 4"),
@@ -97,9 +100,10 @@ ROWS = [
     row("no recording", lambda given: trace.open_trace(given.folder), "trace.json"),
     row("faster than the bound", lambda given: headroom(4, 10, 5), "below the clairvoyant bound"),
     row("no time", lambda given: headroom(float("nan"), 10, 5), "positive"),
+    row("a tree kept for no cycle", kept(0, [1]), "cycles must be an integer of at least 1"),
     row("a grid beyond the depth", grid(depths=[-1, 5]), "depths", "from 0 to 4"),
     row("a grid without depths", grid(depths=[]), "depths", "from 0 to 4"),
-    row("a grid of other widths", grid(top_ks=[3, 10]), "top_k [10]", "only [3]"),
+    row("a grid of other widths", grid(top_ks=[3, 10]), "top_k=10", "only [3]"),
     row("a grid beyond the nodes", grid(total_tokens=[5, 22]), "from 1 to 21"),
     row("groups by no column", grid(by="siute"), "'siute'"),
 ]

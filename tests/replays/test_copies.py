@@ -16,6 +16,7 @@ from specdec.core.policy import Chain, RandomPolicy, Static
 from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation.tuning import tune_gate
+from specdec.models import ngrams
 from specdec.models.ngrams import PROMPT_LOOKUP, CopyOdds, HybridDrafter, NgramConfig, NgramDrafter
 from specdec.policies.base import load_policy
 from specdec.policies.heuristics import CopyGate
@@ -23,6 +24,7 @@ from specdec.replays.copies import copy_odds_of, with_copies
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid, static_turns
+from specdec.replays.trace import path_nodes
 
 FEW = NgramConfig(levels=4, nodes=8)
 COLUMNS = (
@@ -141,6 +143,13 @@ def test_odds_are_counted_in_every_turn(traces):
     odds = copy_odds_of(trace, FEW)
     outcomes = np.sum(odds.outcomes)
     assert outcomes > 50 and odds.scale == 1.0 and 0 < np.sum(odds.hits) < outcomes
+    # whole trees say how sure the drafter may be: by the scores of the text's own nodes
+    alone = traces["alone"][1]
+    drafted = alone.trees(3)
+    nodes = path_nodes(drafted.tokens, drafted.beams, alone.text[:, 1:])
+    right = (np.arange(drafted.scores.shape[1]) == nodes[..., None]).any(1)
+    scale = ngrams.fit_scale(drafted.scores.ravel(), right.ravel())
+    assert copy_odds_of(alone, FEW).scale == scale != 1
     first = trace.select(np.arange(len(trace.turns)) == 0)
     assert np.sum(copy_odds_of(first, FEW).outcomes) < outcomes
 

@@ -33,6 +33,7 @@ def test_recorded_settings_are_the_ones_numbers_depend_on():
     widths = dict(top_ks=(5, 2), trees=(3, 2), family=(4, 2))
     config = RecordConfig(**widths, temperature=1, lengths=6)
     changed = dict(temperature=1.0, top_ks=(2, 3, 5), trees=(2, 3), family=(4, 2), lengths=6)
+    changed["noise"] = trace.OWN_NOISE
     assert config.recorded == usual.recorded | changed
     assert type(config.recorded["temperature"]) is float, "1 and 1.0 are one key"
     # RADAR's trees have ten children and seven levels
@@ -49,17 +50,13 @@ def test_prompts_of_a_recording_go_into_the_same_parts():
     made.turns["part"] = ["tune", "train", "train"]
     assert parted_items(made, RecordConfig()) == [("tune", items[2]), ("train", items[0])]
     made.header |= dict(trees=[3], family=[3, 2], seed=4, max_new_tokens=7, pair="left out")
-    again = dict(max_new_tokens=7, depth=4, top_ks=(3,), trees=(3,), family=(3, 2))
+    again = dict(max_new_tokens=7, depth=4, top_ks=(3,), trees=[3], family=[3, 2])
     assert settings_of(made) == again | dict(most_nodes=20, seed=4)
+    assert settings_of(synthetic_trace(turns=3))["family"] == ()
 
 
 @pytest.mark.parametrize(
-    ("settings", "counts"),
-    [
-        (dict(limit=10), (4, 2, 4)),
-        (dict(limit=1), (1, 1, 1)),
-        (dict(limit=5, train_limit=3), (3, 1, 2)),
-    ],
+    ("settings", "counts"), [(dict(limit=1), (1, 1, 1)), (dict(limit=5, train_limit=3), (3, 1, 2))]
 )
 def test_named_suites_are_split(settings, counts):
     parted = parted_items(["toy/nq"], RecordConfig(**settings))
@@ -134,6 +131,8 @@ def test_columns_come_back_as_they_were(tmp_path):
     assert wide.tolist() == [[1, 1, -np.inf], [1, 1, 1], [1, 1, 1]]
     assert stacked([np.ones((1, 1), int), np.zeros((1, 2), int)]).tolist() == [[1, -1], [0, 0]]
     beam = Column("ranks", 4, (2, 1))
+    names = [beam.name, Column("family_beam", level=3).name, Column("text").name]
+    assert names == ["ranks_4,2,1", "family_beam_3", "text"]
     assert column_of(beam.stored) == beam and column_of({"kind": "text"}) == Column("text")
 
 
@@ -164,8 +163,6 @@ def test_selected_turns_keep_their_rows():
     places, chances = part.acceptance_distributions
     assert places.tolist() == [1, 4, 7] and (chances == distributions[1][1:]).all()
     assert made.select(part="train").turns["part"].tolist() == ["train", "train"]
-    beside = part.beside("text_state", np.zeros((10, 2)), "made up")
-    assert beside.header["text_state"] == "made up" and beside.column("text_state").shape == (10, 2)
 
 
 def test_a_restriction_cuts_the_trees():
