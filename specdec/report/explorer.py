@@ -288,8 +288,8 @@ def watch(
     """
     check_kind("pair", pair, Pair)
     check_integer("max_new_tokens", max_new_tokens, 1)
-    if not isinstance(policies, dict):
-        policies = {"fixed tree" if policies is None else type(policies).__name__: policies}
+    if not isinstance(policies, dict) or not policies:
+        policies = {type(policies).__name__ if policies else "fixed tree": policies or None}
     for policy in policies.values():
         check_kind("each policy", policy, Policy | None)
     return Live(pair, prompt, policies, max_new_tokens, settings)

@@ -164,7 +164,8 @@ def test_policies_of_ones_own_come_first_and_misfits_are_said(recording):
 
 
 def test_a_view_waits_for_a_prompt(pair):
-    view = specdec.watch(pair, "   ").start()
+    view = specdec.watch(pair, "   ", {}).start()
+    assert view.policy == "fixed tree"
     assert "no prompt" in view.page["message"]
     with pytest.raises(SpecdecError, match="no prompt"):
         view.wait()
