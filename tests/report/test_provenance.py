@@ -23,9 +23,7 @@ def finished(pair: str, suites, *, device: str, gpu=None, monkeypatch=None, **co
     [
         ("llama-3.1-8b", ["gsm8k", "mt_bench"], "cuda", "paper"),
         ("llama-3.1-8b", ["gsm8k", "laptop/mt_bench"], "cuda", "reduced"),
-        ("llama-3.1-8b", ["mine"], "cuda", "reduced"),
         ("llama-3.1-8b", [], "cuda", "reduced"),
-        ("smollm2", ["gsm8k"], "cuda", "reduced"),
         ("llama-3.1-8b", ["gsm8k"], "cpu", "laptop"),
         ("smollm2", ["laptop/gsm8k"], "cpu", "laptop"),
         ("small", ["gsm8k"], "cuda", "toy"),
