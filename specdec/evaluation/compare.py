@@ -63,7 +63,7 @@ class Baselines:
         choosing = trace.turns["part"].isin(parts)
         if not choosing.any():
             why = f"there is no part {' or '.join(parts)} to choose trees on"
-            raise SpecdecError(f"{why}; record more prompts, or give baselines=...")
+            raise SpecdecError(f"{why}; record some prompts of it.")
         chosen_on = trace.select(choosing)
         by_suite = static_grid(chosen_on, costs, by="suite", **grid)
         tuned = fastest(by_suite.groupby(SETTING, as_index=False, sort=False)[SUMS].sum())
