@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import matplotlib
 import numpy as np
+from matplotlib import style
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from specdec.report.figures import COLOURS, RULES
+from specdec.report.figures import COLOURS, LOOK
 
 # the text width of papers set in one column
 ONE_COLUMN_IN = 5.5
@@ -109,7 +109,7 @@ class Sheet:
 @contextmanager
 def sheet(width: float, height: float) -> Iterator[tuple]:
     """(figure, Sheet) of a page of so many inches, in the look of all figures."""
-    with matplotlib.rc_context(RULES):
+    with style.context(LOOK):
         figure = Figure(figsize=(width, height))
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set(xlim=(0, width), ylim=(0, height))

@@ -38,6 +38,23 @@ def learning(
     return figure
 
 
+def pair_costs(models: dict, here: str, top_k: int = 10, context_tok: int = 300) -> pd.DataFrame:
+    """Milliseconds of drafting d levels and of verifying 20 d nodes, d = 1 .. 10, within each
+    machine's measured range. The first level is the root pass, as in LTD's Figure 2.
+    """
+    columns = ["machine", "here", "depth", "nodes", "draft_ms", "verify_ms"]
+    rows = []
+    for name, costs in models.items():
+        for depth in range(1, 11):
+            nodes = 20 * depth
+            measured = costs.measured("expansions", [depth - 1])
+            if measured and costs.measured("verify_nodes", [nodes]):
+                draft_ms = float(costs.draft_ms(top_k, depth - 1, context_tok))
+                verify_ms = float(costs.verify_ms(nodes, context_tok))
+                rows.append((name, name == here, depth, nodes, draft_ms, verify_ms))
+    return pd.DataFrame(rows, columns=columns)
+
+
 def cost_panels(table: pd.DataFrame, note=""):
     """LTD's Figure 2: left the time of a cycle by tree, right its parts in % of the default's.
 

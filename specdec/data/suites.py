@@ -305,6 +305,8 @@ def gather(
     # 2. the part and the first of each
     prompts = []
     for suite, sources in groups.items():
+        if isinstance(sources, str):  # each of its characters would be a prompt
+            raise SpecdecError(f"the prompts of {suite!r} are one text; give a list of texts.")
         group = [_prompt(source, suite, number) for number, source in enumerate(sources)]
         if part is not None:  # token ids have no split
             group = split(prompt for prompt in group if isinstance(prompt.turns[0], str))[part]

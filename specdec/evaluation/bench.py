@@ -138,12 +138,10 @@ def _identity(pair: Pair, policies: dict, items: list, config: EvaluateConfig) -
         "prompts": len(items),
         "pair": describe_pair(pair),
         "threads": torch.get_num_threads(),
-        "repeats": config.repeats,
-        "max_new_tokens": config.max_new_tokens,
-        "temperature": config.temperature,
-        "seed": config.seed,
         "sampling": config.warping,
     }
+    for name in ("repeats", "max_new_tokens", "temperature", "seed"):
+        identity[name] = getattr(config, name)
     if config.cpu_time:
         identity["clock"] = "processor"
     return identity

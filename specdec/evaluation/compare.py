@@ -23,10 +23,10 @@ from specdec.core.tree_config import TREES, TreeConfig
 from specdec.costs.calibrate import measured_answer_ms
 from specdec.errors import SpecdecError
 from specdec.evaluation import stats
-from specdec.evaluation.methods import AUTOREGRESSIVE, load_controller
+from specdec.evaluation.methods import AUTOREGRESSIVE
 from specdec.evaluation.tuning import race_static
 from specdec.identity import STATIC, Method
-from specdec.policies.base import choices_of, chose, shipped_folder
+from specdec.policies.base import choices_of, chose, load_policy, shipped_folder
 from specdec.replays.oracle import clairvoyant, headroom
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import SETTING, fastest, static_grid
@@ -63,7 +63,7 @@ class Baselines:
         choosing = trace.turns["part"].isin(parts)
         if not choosing.any():
             why = f"there is no part {' or '.join(parts)} to choose trees on"
-            raise SpecdecError(f"{why}; record more prompts, or give baselines=...")
+            raise SpecdecError(f"{why}; record some prompts of it.")
         chosen_on = trace.select(choosing)
         by_suite = static_grid(chosen_on, costs, by="suite", **grid)
         tuned = fastest(by_suite.groupby(SETTING, as_index=False, sort=False)[SUMS].sum())
@@ -200,9 +200,8 @@ def compare_replay(
 ) -> Comparison:
     """Replay the turns of a part of the recording with `policies` and with all baselines.
 
-    policies: name -> a policy or one per training seed. baselines: None chooses them on the
-    recording. policy_ms: name -> time of one answer; that of others is measured with the first
-    seed, live if the `pair` is given, else in replay, whose caches are warmer.
+    policies: name -> a policy or one per training seed. baselines: default chosen on the recording.
+    policy_ms: name -> time of one answer; that of others is measured, live if there is a `pair`.
     """
     baselines = baselines or Baselines.choose(trace, costs)
     if part in baselines.chosen_on:
@@ -211,11 +210,9 @@ def compare_replay(
     policies = baselines.by_method(policies)
     charged = dict(policy_ms or {})
     # 1. the references: fixed trees and random answers, whose answers cost nothing
-    contenders: list[tuple] = []
-    for name, tree in baselines.trees.items():
-        contenders.append((name, 0, test, Static.of(tree)))
-    for seed in random_seeds:
-        contenders.append((RANDOM, seed, test, baselines.random(seed)))
+    trees = baselines.trees.items()
+    contenders: list[tuple] = [(name, 0, test, Static.of(tree)) for name, tree in trees]
+    contenders += [(RANDOM, seed, test, baselines.random(seed)) for seed in random_seeds]
     # 2. the policies to judge; an answer costs what it takes on this machine
     for name, seeds in policies.items():
         for seed, policy in enumerate(seeds):
@@ -261,23 +258,6 @@ def warn_elsewhere(policy: Policy, **here) -> None:
             part.warn_elsewhere(**facts)
 
 
-def pair_costs(models: dict, here: str, top_k: int = 10, context_tok: int = 300) -> pd.DataFrame:
-    """Milliseconds of drafting d levels and of verifying 20 d nodes, d = 1 .. 10, within each
-    machine's measured range. The first level is the root pass, as in LTD's Figure 2.
-    """
-    columns = ["machine", "here", "depth", "nodes", "draft_ms", "verify_ms"]
-    rows = []
-    for name, costs in models.items():
-        for depth in range(1, 11):
-            nodes = 20 * depth
-            measured = costs.measured("expansions", [depth - 1])
-            if measured and costs.measured("verify_nodes", [nodes]):
-                draft_ms = float(costs.draft_ms(top_k, depth - 1, context_tok))
-                verify_ms = float(costs.verify_ms(nodes, context_tok))
-                rows.append((name, name == here, depth, nodes, draft_ms, verify_ms))
-    return pd.DataFrame(rows, columns=columns)
-
-
 def over_seeds(comparison: Comparison) -> pd.DataFrame:
     """One row per suite and method, with the spreads over training seeds and over prompts.
 
@@ -320,10 +300,8 @@ def over_seeds(comparison: Comparison) -> pd.DataFrame:
 def best_seed(trace, costs, policies: list[Policy], policy_ms: float) -> int:
     """Index of the fastest policy on part "tune", recorded in its log."""
     tune = trace.select(part="tune")
-    times_ms = []
-    for policy in policies:
-        replayed = replay(tune, copy.deepcopy(policy), costs, policy_ms=policy_ms)
-        times_ms.append(replayed.ms_per_tok)
+    replayed = [replay(tune, copy.deepcopy(one), costs, policy_ms=policy_ms) for one in policies]
+    times_ms = [result.ms_per_tok for result in replayed]
     best = int(np.argmin(times_ms))
     chose(policies[best], "seed", "tune", f"{best + 1} of {len(policies)}")
     return best
@@ -344,7 +322,7 @@ def choices(policies: dict[str, list[Policy]]) -> pd.DataFrame:
 
 def load_controllers(folders: dict[str, list]) -> dict[Method, list[Policy]]:
     """method -> policies, from name -> folders, one per seed."""
-    return {Method.of(name): list(map(load_controller, seeds)) for name, seeds in folders.items()}
+    return {Method.of(name): list(map(load_policy, seeds)) for name, seeds in folders.items()}
 
 
 def shipped_controllers(pair: str, dtype: str) -> dict[Method, list[Policy]]:
@@ -354,5 +332,5 @@ def shipped_controllers(pair: str, dtype: str) -> dict[Method, list[Policy]]:
     for kind, name in systems.items():
         folder = shipped_folder(f"{pair}/{kind}-{dtype}")
         if folder.is_dir():
-            controllers[Method(name, identity.SHIPPED)] = [load_controller(folder)]
+            controllers[Method(name, identity.SHIPPED)] = [load_policy(folder)]
     return controllers

@@ -39,15 +39,7 @@ class Live:
 
 
 def decode_live(
-    pair,
-    policies: dict,
-    suites,
-    baselines,
-    *,
-    name="controllers",
-    seeds=1,
-    calibration=None,
-    **more,
+    pair, policies, suites, baselines, *, name="controllers", seeds=1, calibration=None, **more
 ) -> Live:
     """Decode the test part of `suites` with plain decoding, baselines and policies, interleaved
     prompt by prompt.

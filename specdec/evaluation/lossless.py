@@ -24,7 +24,7 @@ from specdec.core.records import EXTEND, PLAN, SIZE
 from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import TreeConfig, tree_from
 from specdec.core.verification import Picker
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_kind
 from specdec.evaluation.methods import named_methods
 
 COLUMNS = ("prompt", "policy", "temperature", "dtype", "tokens", "accepted_tok")
@@ -126,7 +126,8 @@ def audit(
     (True, 2)
     """
     policies = named_methods(policies or default_policies(seed))
-    prompts = ids_of_all(pair, list(prompts), max_new_tokens)
+    check_kind("prompts", prompts, list | tuple)
+    prompts = ids_of_all(pair, prompts, max_new_tokens)
     assert pair.drafter is not None and prompts, "an audit needs a drafter and prompts"
     verdicts = []
     count = len(prompts) * len(temperatures) * len(policies)

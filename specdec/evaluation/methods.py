@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static, unused
 from specdec.core.protocols import Drafter
-from specdec.core.records import EXTEND, SIZE
 from specdec.core.tree_config import TREES, tree_from
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models.pairs import describe_pair, fingerprint
-from specdec.policies.base import combine, load_policy, policy_folder
+from specdec.policies.base import load_policy, policy_folder
 
 AUTOREGRESSIVE = "autoregressive"
 
@@ -63,17 +61,6 @@ def method_from(text: str) -> Policy | None:
     if policy_folder(text).is_dir() or "/" in text:
         return load_policy(text)
     raise nearest_name_error("method", text, [AUTOREGRESSIVE, *TREES, "static:60,7,10"])
-
-
-def load_controller(folder: str | Path | list | tuple) -> Policy:
-    """The learned policy of a folder; LTD's two policies also as a pair of folders."""
-    if not isinstance(folder, list | tuple):
-        return load_policy(folder)
-    parts = {policy.kind: policy for policy in map(load_policy, folder)}
-    if set(parts) != {EXTEND, SIZE}:
-        why = f"{list(map(str, folder))} must be LTD's two policies"
-        raise SpecdecError(f"{why}, one for depth and one for size.")
-    return combine(parts[EXTEND], parts[SIZE])
 
 
 def named_methods(methods: dict) -> dict[str, Policy | None]:

@@ -20,7 +20,7 @@ from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig, tree_from
 from specdec.data.suites import gather
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_kind
 from specdec.evaluation.bench import EvaluateConfig, evaluate
 from specdec.policies.heuristics import CopyGate
 from specdec.replays.replay import replay
@@ -65,7 +65,9 @@ def tune_static(pair: Pair, prompts, grid=(), *, most=60, name="tune_static", **
     """
     # 1. the trees, and the prompts in a random order
     config = runs.configured(EvaluateConfig(name=name), EvaluateConfig, settings)
-    trees = list(grid) or map(tree_from, GRID.split())
+    trees = list(grid) or list(map(tree_from, GRID.split()))
+    for tree in trees:
+        check_kind("each tree", tree, TreeConfig)
     by_name = not isinstance(prompts, dict) and all(isinstance(name, str) for name in prompts)
     chosen = dict(limit=config.limit, folder=config.folder, part=PART if by_name else None)
     items = gather(prompts, seed=config.seed, **chosen)

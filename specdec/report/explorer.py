@@ -116,6 +116,7 @@ class Viewer(anywidget.AnyWidget):
 
     def __init__(self, **traits):
         self.lane: Lane | None = None
+        self.changed: Lane | None = None  # the lane with the sliders' tree in this cycle
         self.message = ""
         self.prompt = ""
         # while Python sets traits, nothing is drawn
@@ -156,7 +157,8 @@ class Viewer(anywidget.AnyWidget):
 
     def drawn(self) -> Lane | None:
         """The lane to draw; None without a cycle."""
-        return self.lane if self.lane and self.lane.cycles else None
+        lane = self.changed or self.lane
+        return lane if lane and lane.cycles else None
 
     def redraw(self) -> None:
         """Send the current view to the page."""
@@ -197,7 +199,6 @@ class Explorer(Viewer):
         for name, policy in shipped_policies(recording).items():
             self.policies.setdefault(name, policy)
         self.prices = f"Milliseconds are predicted with the costs {recording.costs.name}."
-        self._changed: Lane | None = None  # the lane with the sliders' tree in this cycle
         # 1. what can be chosen
         trace = recording.trace
         titles = []
@@ -238,7 +239,7 @@ class Explorer(Viewer):
         self.move(problem)
 
     def move(self, message: str = "") -> None:
-        self._changed = None
+        self.changed = None
         self.message = message
         if self.lane:
             # the sliders show the tree that the policy drafted
@@ -258,14 +259,11 @@ class Explorer(Viewer):
         drafted = cycles[self.cycle - 1]
         changed = snapshots.what_if(self.recording, self.turn, drafted.position, tree)
         cycles[self.cycle - 1] = changed
-        self._changed = dataclasses.replace(self.lane, cycles=cycles)
+        self.changed = dataclasses.replace(self.lane, cycles=cycles)
         accepted = f"{changed.accepted_tok} accepted in place of {drafted.accepted_tok}"
         spent = f"{changed.total_ms:.1f} ms in place of {drafted.total_ms:.1f}"
         self.message = f"What if {total} / {tree.depth} / {tree.top_k}: {accepted}, {spent}."
         self.redraw()
-
-    def drawn(self) -> Lane | None:
-        return self._changed or super().drawn()
 
 
 def watch(
@@ -290,8 +288,8 @@ def watch(
     """
     check_kind("pair", pair, Pair)
     check_integer("max_new_tokens", max_new_tokens, 1)
-    if not isinstance(policies, dict):
-        policies = {"fixed tree" if policies is None else type(policies).__name__: policies}
+    if not isinstance(policies, dict) or not policies:
+        policies = {type(policies).__name__ if policies else "fixed tree": policies or None}
     for policy in policies.values():
         check_kind("each policy", policy, Policy | None)
     return Live(pair, prompt, policies, max_new_tokens, settings)

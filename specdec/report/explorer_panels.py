@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from specdec.replays.snapshots import PARTS, Asked, Lane, Snapshot
-from specdec.report.figures import RULES
+from specdec.replays.snapshots import PARTS, Lane, Snapshot
+from specdec.report.figures import LOOK
 
 WIDTH = 1080  # pixels; a narrower page shows them smaller
-ANSWERS_WIDTH = 350
+ANSWERS_WIDTH, BARS_AT, BARS_WIDTH = 350, 144, 162
 PAPER = "#ffffff"
 INK = "#1a1a1a"
 FAINT = "#767676"
@@ -40,7 +40,7 @@ BAR = 13
 PIXELS_PER_INCH = 96
 SHOWN_CHARACTERS = 11
 VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥"})
-UNITS = {"probability": "probability", "value": "predicted value, tokens"}
+UNITS = {"": "", "probability": "probability", "value": "predicted value, tokens"}
 
 # (fill, border, ink) of a token by what became of it
 TEXT_LOOKS = {
@@ -125,10 +125,8 @@ def wide(words: str, size: float = 11) -> float:
 
 def printable(text: str) -> str:
     """`text` with control characters, which XML forbids, replaced by a dot."""
-    for character in set(text):
-        if unicodedata.category(character) in ("Cc", "Cs", "Cn"):
-            text = text.replace(character, "·")
-    return text
+    forbidden = {letter for letter in text if unicodedata.category(letter) in ("Cc", "Cs", "Cn")}
+    return text.translate(str.maketrans(dict.fromkeys(forbidden, "·")))
 
 
 def readable(token: str) -> str:
@@ -286,37 +284,27 @@ def answers_panel(name: str, snapshot: Snapshot) -> Panel:
     # each forecast of the stop replaces the one before it
     forecasts = [asked for asked in snapshot.asked if asked.unit == "value"]
     for asked in snapshot.asked:
-        if asked.kind != "extend" or asked not in forecasts[:-1]:
-            y = _answer(panel, asked, y)
+        if asked.kind == "extend" and asked in forecasts[:-1]:
+            continue
+        # 1. the question and the answer
+        call = f" after call {asked.expansions + 1}" if asked.kind == "extend" else ""
+        y = panel.lines(4, y, f"{asked.kind.upper()}{call}: {asked.answer}", width)
+        y = panel.lines(4, y, UNITS[asked.unit], width, FAINT)
+        # 2. bars from 0 to 1, or from the lowest value to the highest
+        low, high = 0.0, 1.0
+        if asked.unit == "value":
+            low, high = min(asked.values), max(asked.values)
+        for number, (label, value) in enumerate(zip(asked.labels, asked.values, strict=True)):
+            share = (value - low) / (high - low) if high > low else 1.0
+            chosen = number == asked.chosen
+            panel.text(6, y, label, 10, bold=chosen)
+            panel.rect(BARS_AT, y - 8, BARS_WIDTH, 9, PAPER, LINE, 0.6)
+            panel.rect(BARS_AT, y - 8, max(1.0, BARS_WIDTH * share), 9, INK if chosen else LINE)
+            panel.text(BARS_AT + BARS_WIDTH + 4, y, f"{value:.2f}", 10, bold=chosen)
+            y += BAR
+        y += 6
     panel.height = panel.lines(4, y, snapshot.note, width, FAINT)
     return panel
-
-
-def _answer(panel: Panel, asked: Asked, y: float) -> float:
-    """One question with its bars; returns where the next begins."""
-    # 1. the question and the answer
-    words = f"{asked.kind.upper()}: {asked.answer}"
-    if asked.kind == "extend":
-        words = f"EXTEND after call {asked.expansions + 1}: {asked.answer}"
-    y = panel.lines(4, y, words, panel.width)
-    if asked.labels:
-        y = panel.lines(4, y, UNITS[asked.unit], panel.width, FAINT)
-    # 2. bars from 0 to 1, or from the lowest value to the highest
-    low = 0.0
-    high = 1.0
-    if asked.unit == "value":
-        low, high = min(asked.values), max(asked.values)
-    begin = 144
-    width = panel.width - begin - 44
-    for number, (label, value) in enumerate(zip(asked.labels, asked.values, strict=True)):
-        share = (value - low) / (high - low) if high > low else 1.0
-        chosen = number == asked.chosen
-        panel.text(6, y, label, 10, bold=chosen)
-        panel.rect(begin, y - 8, width, 9, PAPER, LINE, 0.6)
-        panel.rect(begin, y - 8, max(1.0, width * share), 9, INK if chosen else LINE)
-        panel.text(begin + width + 4, y, f"{value:.2f}", 10, bold=chosen)
-        y += BAR
-    return y + 6
 
 
 # 4. the time
@@ -327,7 +315,11 @@ def time_panel(lane: Lane, number: int, prices: str = "") -> Panel:
     drawn = lane.cycles[number]
     width = WIDTH
     panel = Panel(width)
-    y = panel.lines(4, 14, facts_of(lane, number), width, size=11) - 9
+    facts = f"{lane.name}, cycle {number + 1}/{len(lane.cycles)}: {drawn.accepted_tok} accepted in "
+    facts += f"{drawn.total_ms:.1f} ms · {lane.tokens_per_s(number):.1f} tokens/s so far"
+    if lane.plain_ms:
+        facts += f", {lane.speedup(number):.2f} x plain"
+    y = panel.lines(4, 14, facts, width, size=11) - 9
     # 1. the parts of this cycle
     middle = width * 0.4
     x = 4.0
@@ -358,16 +350,6 @@ def time_panel(lane: Lane, number: int, prices: str = "") -> Panel:
     return panel
 
 
-def facts_of(lane: Lane, number: int) -> str:
-    """One line: this cycle's tokens and time, and the average speed so far."""
-    cycle = lane.cycles[number]
-    facts = f"{lane.name}, cycle {number + 1}/{len(lane.cycles)}: {cycle.accepted_tok} accepted in "
-    facts += f"{cycle.total_ms:.1f} ms · {lane.tokens_per_s(number):.1f} tokens/s so far"
-    if lane.plain_ms:
-        facts += f", {lane.speedup(number):.2f} x plain"
-    return facts
-
-
 # 5. drawing
 
 
@@ -393,7 +375,7 @@ def _element(shape: dict) -> str:
 
 def figure(panels: dict[str, Panel], title: str = ""):
     """The panels of a cycle as a matplotlib figure: the answers beside the tree if they fit."""
-    import matplotlib
+    from matplotlib import style
     from matplotlib.figure import Figure
 
     # 1. one sheet with all panels
@@ -410,7 +392,7 @@ def figure(panels: dict[str, Panel], title: str = ""):
         x, top = 0, sheet.height + 8
     sheet.put(panels["answers"], x, top)
     # 2. its shapes, one pixel at PIXELS_PER_INCH
-    with matplotlib.rc_context(RULES):
+    with style.context(LOOK):
         picture = Figure(figsize=(sheet.width / PIXELS_PER_INCH, sheet.height / PIXELS_PER_INCH))
         axes = picture.add_axes((0, 0, 1, 1))
         axes.set_axis_off()

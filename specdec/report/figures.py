@@ -28,16 +28,7 @@ MARKERS = "osD^v"
 HATCHES = ("", "///", "...", "xxx")
 # place of a legend
 ABOVE = dict(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2)
-LOOK = Path(__file__).with_name("figures.mplstyle")
-
-
-def _read_look() -> dict:
-    import matplotlib
-
-    return matplotlib.rc_params_from_file(LOOK, use_default_template=False)
-
-
-RULES = runs.Table(_read_look)
+LOOK = Path(__file__).with_name("figures.mplstyle")  # for matplotlib.style
 
 
 @contextmanager
@@ -49,11 +40,11 @@ def drawn(
     When the with block ends it is laid out, with its title, a letter at each of several panels, and
     a `note` below them.
     """
-    import matplotlib
     import seaborn
+    from matplotlib import style
     from matplotlib.figure import Figure
 
-    with seaborn.axes_style("whitegrid"), matplotlib.rc_context(RULES):
+    with seaborn.axes_style("whitegrid"), style.context(LOOK):
         figure = Figure(figsize=(width_in, height_in))
         yield figure, COLOURS
         # 1. a letter at each of several panels
@@ -82,7 +73,7 @@ def save(
     into the picture. sources: the Runs whose rows are drawn, as `provenance.of` takes them. about:
     more facts for the json file, perhaps another `label`.
     """
-    import matplotlib
+    from matplotlib import style
 
     stem = Path(stem)
     origin = provenance.of(sources, data)
@@ -104,7 +95,7 @@ def save(
     written = []
     for kind, fields in metadata.items():
         path = stem.with_name(f"{stem.name}.{kind}")
-        with matplotlib.rc_context(RULES), runs.atomic(path) as temporary:
+        with style.context(LOOK), runs.atomic(path) as temporary:
             fields["Title"] = stem.name
             figure.savefig(temporary, format=kind, metadata=fields, bbox_inches="tight")
         written.append(path)

@@ -16,7 +16,6 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from specdec import runs
-from specdec.errors import SpecdecError
 
 # a table is as large as its smallest row
 LEVELS = ("toy", "laptop", "reduced", "paper")
@@ -37,12 +36,7 @@ def of(sources, shown: pd.DataFrame | None = None) -> Provenance:
 
     shown: the rows that are shown of them, whose suites and prompts the caption counts.
     """
-    rows = []
-    for run in sources:
-        if not isinstance(run, runs.Run):
-            raise SpecdecError(f"a source is a Run, not {run!r}.")
-        rows.append(_row_of(run.directory))
-    return Provenance(tuple(rows), _counts(shown))
+    return Provenance(tuple(_row_of(run.directory) for run in sources), _counts(shown))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +168,7 @@ def _row_of(folder: Path) -> dict:
     row["run"] = record["name"]
     row["key"] = record["key"]
     row["commit"] = session.get("commit")
-    if (record["results"] or {}).get("crowded"):
+    if (record.get("results") or {}).get("crowded"):
         row["crowded"] = True
     row["machine"] = session.get("gpu") or session.get("cpu")
     if row["device"] not in DEVICES:

@@ -9,7 +9,7 @@ from specdec.core.policy import Chain, Static
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation import methods
-from specdec.policies.base import Network
+from specdec.policies.base import Network, load_policy
 from specdec.policies.ltd import DepthPolicy, SizePolicy
 
 REFUSED = {
@@ -67,12 +67,11 @@ def test_where_a_policy_lies_in_a_folder(tmp_path, monkeypatch):
     saved(tmp_path / "both" / "policy" / "depth", "depth", 3)
     saved(tmp_path / "both" / "policy" / "size", "size", 4)
     saved(tmp_path / "half" / "depth", "depth")
-    load = methods.load_controller
+    load = load_policy
     assert numbers(load(tmp_path / "one")) == [1] and numbers(load(tmp_path / "training")) == [2]
     assert numbers(load(str(tmp_path / "both"))) == [3, 4]
-    assert numbers(load([tmp_path / "both" / "policy" / "size", tmp_path / "one"])) == [1, 4]
     assert numbers(methods.method_from(str(tmp_path / "both"))) == [3, 4]
-    for wrong in (tmp_path / "half", tmp_path / "nothing", [tmp_path / "one", tmp_path / "one"]):
+    for wrong in (tmp_path / "half", tmp_path / "nothing"):
         pytest.raises(SpecdecError, load, wrong)
     monkeypatch.chdir(tmp_path)
     assert numbers(methods.method_from("one")) == [1]

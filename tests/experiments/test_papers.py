@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from fakes.traces import round_costs
 
 from specdec import runs
 from specdec.core.tree_config import PAPER_TREES
@@ -257,3 +258,21 @@ def test_fixed_trees_take_the_nearest_size_depth_and_width():
     assert left.lines[0].get_xdata().tolist() == [2, 7]
     assert left.lines[0].get_ydata().tolist() == [4.32, 9.32]
     assert right.lines[0].get_xdata().tolist() == [8, 32]
+
+
+def test_levels_and_nodes_as_far_as_a_machine_was_measured():
+    """LTD's Figure 2: drafting d levels, the root pass among them, beside verifying 20 d nodes."""
+    short = round_costs(ranges={"expansions": (0, 3), "verify_nodes": (0, 60)})
+    late = round_costs(ranges={"expansions": (8, 9), "verify_nodes": (0, 500)})
+    table = panels.pair_costs({"a": round_costs(), "b": short, "c": late}, "b")
+    assert list(table) == ["machine", "here", "depth", "nodes", "draft_ms", "verify_ms"]
+    assert table["machine"].tolist() == ["a"] * 10 + ["b"] * 3 + ["c"] * 2
+    assert table["here"].tolist() == [False] * 10 + [True] * 3 + [False] * 2
+    assert table["depth"].tolist() == [*range(1, 11), 1, 2, 3, 9, 10]
+    assert (table["nodes"] == 20 * table["depth"]).all()
+    # A root pass of 1 ms and expansions of 0.5; 5 ms for 10 nodes and 0.1 for each of the next 230.
+    assert table["draft_ms"].tolist() == pytest.approx(1 + 0.5 * (table["depth"] - 1))
+    assert table["verify_ms"].tolist() == pytest.approx(5 + 0.1 * (table["nodes"] - 10))
+    sloped = round_costs(root_per_tok=(0.01, 0.01), verify_per_tok=(0.1, 0.1, 0.1))
+    row = panels.pair_costs({"a": sloped}, "a", context_tok=100).iloc[0]
+    assert (row["draft_ms"], row["verify_ms"]) == (pytest.approx(1 + 1), pytest.approx(6 + 10))

@@ -2,6 +2,7 @@
 
 import itertools
 import xml.etree.ElementTree as ET
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.replays import snapshots
 from specdec.report import explorer_panels as panels
-from specdec.report.explorer import explore
+from specdec.report.explorer import explore, shipped_policies
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,12 @@ def test_the_shipped_recording_is_whole(recording):
     assert recording.top_ks == [2, 4, 10]
     tokens = {int(token) for token in recording.trace.trees(10).tokens.ravel()}
     assert tokens <= set(recording.texts)
+
+
+def test_the_usual_tree_is_as_wide_as_the_recording():
+    trace = SimpleNamespace(depth=2, header={"pair": "nobody's", "dtype": "float32"})
+    policies = shipped_policies(SimpleNamespace(trace=trace, top_ks=[2, 3]))
+    assert policies["fixed 22,2,3"].plan == TreeConfig(22, 2, 3) and len(policies) == 1
 
 
 @pytest.mark.parametrize("tree", [(241, 8, 10), (12, 3, 4), (2, 1, 2)])
@@ -164,7 +171,8 @@ def test_policies_of_ones_own_come_first_and_misfits_are_said(recording):
 
 
 def test_a_view_waits_for_a_prompt(pair):
-    view = specdec.watch(pair, "   ").start()
+    view = specdec.watch(pair, "   ", {}).start()
+    assert view.policy == "fixed tree"
     assert "no prompt" in view.page["message"]
     with pytest.raises(SpecdecError, match="no prompt"):
         view.wait()

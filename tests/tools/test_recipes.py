@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from specdec import runs
-from specdec.evaluation.methods import load_controller
 from specdec.policies import ltd, resps
-from specdec.policies.base import changed
+from specdec.policies.base import changed, load_policy
 from specdec.replays.trace import open_trace
 from specdec.tools import cli
 
@@ -71,7 +70,7 @@ def test_every_trainer_accepts_what_record_writes(worked, monkeypatch):
         assert Path(folder) == runs.runs_dir() / "policies" / "mine" / f"{system}-float32"
         decoded = f"--drafter mine --policy {folder} --max-new-tokens 6"
         typed(f"specdec decode Hello --target mine {decoded}")
-        assert load_controller(folder).limits.total_tokens > 1
+        assert load_policy(folder).limits.total_tokens > 1
 
 
 def test_one_command_goes_from_prompts_to_a_controller(worked, monkeypatch, capsys):
@@ -80,7 +79,7 @@ def test_one_command_goes_from_prompts_to_a_controller(worked, monkeypatch, caps
     prompts = [f"Add {number} and {number + 3}.\\nWrite the sum." for number in range(20)]
     Path("asked.txt").write_text("\n".join(prompts))
     line = "specdec train ours --target mine --drafter mine --data asked.txt --steps 20 --out own"
-    policy = load_controller(typed(line).splitlines()[-1])
+    policy = load_policy(typed(line).splitlines()[-1])
     assert policy.trained_for["pair"] == "mine"
     assert policy.trained_for["costs"].startswith("mine-float32@")
     turns = open_trace(runs.recorded("mine")).turns

@@ -1,22 +1,10 @@
 """README's pictures are what code draws from the rows that came with the checkout."""
 
-import re
-
 import pandas as pd
 
 from specdec import machine, runs
 
 from workbook import speeds
-
-
-def test_readme_shows_pictures_of_measured_rows():
-    top = machine.checkout()
-    text = (top / "README.md").read_text(encoding="utf-8")
-    pictures = re.findall(r"!\[[^\]]+\]\((figures/(?!explorer)[^)]+)\)", text)
-    assert "figures/speed.svg" in pictures
-    for picture in pictures:
-        assert (top / picture).is_file(), picture
-        assert runs.read_json((top / picture).with_suffix(".json"))["measured"], picture
 
 
 def test_the_picture_of_speeds_is_drawn_from_the_newest_rows(home):

@@ -1,0 +1,10 @@
+"""What `evaluation` refuses."""
+
+from refusals import row
+from specdec.evaluation.lossless import audit
+from specdec.evaluation.tuning import tune_static
+
+ROWS = [
+    row("one text", lambda given: audit(given.pair, "Hello."), "prompts must be list", "'Hello.'"),
+    row("no tree", lambda given: tune_static(given.pair, [[1]], [(3, 1, 1)]), "(3, 1, 1)", "tree"),
+]
