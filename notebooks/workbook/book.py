@@ -21,7 +21,7 @@ from pathlib import Path
 import pandas as pd
 
 from specdec import machine, runs, stored
-from specdec.errors import SpecdecError, check_integer, check_name, nearest_name_error
+from specdec.errors import SpecdecError, check_name, nearest_name_error
 from specdec.tools import cli
 
 from workbook import notebooks
