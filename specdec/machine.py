@@ -14,6 +14,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from specdec.errors import SpecdecError
@@ -170,11 +171,18 @@ class Neighbours:
 
     def __init__(self):
         self.begin = _spent()
+        self.begin_s = (time.process_time(), time.perf_counter())
 
     def cpus(self) -> float:
         """CPUs kept busy by others since then, on average; NaN if the system does not report it."""
         everyone, me, clock = (now - then for now, then in zip(_spent(), self.begin, strict=True))
         return max(0.0, everyone - me) / clock if clock else float("nan")
+
+    def kept_away(self) -> float:
+        """CPUs that this process did not get, if it computes all the time: a pause counts too."""
+        spent_s = time.process_time() - self.begin_s[0]
+        waited_frac = 1 - spent_s / (time.perf_counter() - self.begin_s[1])
+        return self.cpus() + max(0.0, waited_frac) * usable_cores()
 
     def crowded(self) -> str:
         """A warning if others left this process less than 80 % of its cores; '' otherwise."""

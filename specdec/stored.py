@@ -135,7 +135,7 @@ def read_json(
 def read_text(path: Path, advice: str) -> str:
     """The content of a UTF-8 text file. SpecdecError if it cannot be read."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")  # without a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(path, error, "UTF-8 text", advice) from error
 

@@ -199,16 +199,14 @@ class _Bench:
                 # 2. all methods decode one prompt
                 if between is not None:
                     between(1 / (config.repeats * len(self.items)))
-                others = machine.Neighbours()
                 prompts, cycles = self.decode_all(self.items[index], repeat)
                 # 3. its rows; the shard of prompts goes last, as it marks the job as done
-                prompts = pd.DataFrame(prompts).assign(neighbours=others.cpus())
                 cycles = pd.DataFrame(cycles, columns=[*KEYS, *CYCLE_COLUMNS])
                 number = repeat * len(self.items) + index
                 # another process may measure the same run
                 with runs.locked(self.run.directory):
                     if number not in self.run.shards("prompts").done():
-                        prompts = prompts.astype({"correct": "boolean"})
+                        prompts = pd.DataFrame(prompts).astype({"correct": "boolean"})
                         self.run.shards("cycles").write(number, cycles)
                         self.run.shards("prompts").write(number, prompts)
 
@@ -225,8 +223,11 @@ class _Bench:
             draw = random.Random(f"{self.config.seed}/{item.id}/{turn}/{repeat}")
             order = draw.sample(list(methods), len(methods))
             seed = draw.getrandbits(31)
-            # 2. one right after the other
+            # 2. one right after the other; on a CPU this process computes all the time
+            others = machine.Neighbours()
             outputs = {name: self._decode(methods[name], ids, seed) for name in order}
+            on_cpu = self.pair.target.device.type == "cpu"
+            busy = others.kept_away() if on_cpu else others.cpus()
             plain = outputs[baseline]
             answers.append(plain.text)
             # 3. their rows; answers to the last turn are checked
@@ -241,6 +242,7 @@ class _Bench:
                 if checked and text not in verdicts:
                     verdicts[text] = check_answer(item, out.text or "")
                 facts = dict(same=out.tokens == plain.tokens, correct=verdicts.get(text))
+                facts["neighbours"] = busy
                 prompts.append({**row, **facts, **self.label})
                 cycles += [{**keys, **cycle.row()} for cycle in out.rows]
         return prompts, cycles
@@ -281,8 +283,9 @@ class _Bench:
             warn(f"{why}, {which}: in float32 this is a bug; run specdec audit.")
         crowded = metrics.is_crowded(prompts)
         if crowded:
-            why = f"other processes kept CPUs busy: the ratios of {self.run.directory.name}"
-            warn(f"{why} are no result; measure again with force=True, in the book with --force.")
+            why = "other processes kept CPUs busy, or this one was stopped: the ratios of"
+            which = f"{self.run.directory.name} are no result; measure again with force=True"
+            warn(f"{why} {which}, in the book with --force.")
         counts = dict(texts=len(prompts), texts_differing=len(differing), cycles=len(cycles))
         return self.run.finish(**counts, crowded=crowded)
 

@@ -252,7 +252,7 @@ def test_ratios_measured_beside_others_are_no_result(
 ):
     monkeypatch.setattr(machine, "ENOUGH_CORES", 0.8)
     monkeypatch.setattr(machine, "usable_cores", lambda: 2)
-    monkeypatch.setattr(machine, "Neighbours", lambda: SimpleNamespace(cpus=lambda: busy))
+    monkeypatch.setattr(machine, "Neighbours", lambda: SimpleNamespace(kept_away=lambda: busy))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     run = bench.evaluate(METHODS, {"a": [[1, 2, 3]]}, pair, cpu_time=cpu_time, **QUIET)
     assert any("are no result" in str(warning.message) for warning in recwarn) == crowded
@@ -268,7 +268,7 @@ def test_a_row_of_each_table_is_whole(pair, home, monkeypatch):
     plain = Mock(return_value=Generation([7, 8, 9], 2, [], None, 1.0, 6.0, "length"))
     monkeypatch.setattr(bench, "decode", tree)
     monkeypatch.setattr(bench, "autoregress", plain)
-    monkeypatch.setattr(bench.machine, "Neighbours", lambda: SimpleNamespace(cpus=lambda: 0.5))
+    monkeypatch.setattr(bench.machine, "Neighbours", lambda: SimpleNamespace(kept_away=lambda: 0.5))
     ways = {"plain": "autoregressive", "tree": Static(4, 1, 2)}
     run = bench.evaluate(ways, {"a": [[5, 6]]}, pair, top_p=0.5, **QUIET)
     options = dict(seed=tree.call_args.kwargs["seed"], max_new_tokens=6, temperature=0.0, top_p=0.5)
