@@ -1,6 +1,7 @@
 """Policies beside their baselines on a synthetic recording, and live on the tiny pair."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -112,7 +113,10 @@ def both_ways(tiny, tmp_path_factory):
         replayed = compare.compare_replay(trace, round_costs(), policies, **charged)
         quiet = dict(limit=2, warmup=0, progress=False, max_new_tokens=8, seeds=2)
         live = compare_live.decode_live(tiny, policies, SUITES, BASELINES, **quiet)
-        again = compare_live.decode_live(tiny, policies, SUITES, BASELINES, **quiet)
+        timing = SimpleNamespace(begun=True, model=round_costs)
+        patch.setattr(compare_live, "Calibration", lambda pair, seconds: timing)
+        again = compare_live.decode_live(tiny, policies, SUITES, BASELINES, calibration=1, **quiet)
+    assert again.costs == round_costs() and live.costs is None
     # decoding does not change the policies, so the same call finds the same runs
     assert [run.key for run in live.runs] == [run.key for run in again.runs]
     return replayed, live

@@ -18,8 +18,6 @@ from specdec.identity import Method
 DEFAULT = TreeConfig(16, 4, 3)
 TUNED = TreeConfig(6, 2, 3)
 TREES = Baselines((DEFAULT,), TUNED, {"toy/x": TreeConfig(5, 2, 3), "toy/y": TreeConfig(4, 1, 3)})
-
-
 OURS = Method("ours", "equal")
 IDENTITY = {**OURS.fields, "temperature": 0.5, "machine": "here"}
 TIMES = {

@@ -14,7 +14,6 @@ from specdec.policies.ltd import DepthPolicy, SizePolicy
 
 REFUSED = {
     "autoregressive:1": "unknown method",
-    "engine:60,7,10": "unknown method",
     "eagel3": "did you mean 'eagle3'",
     "here/nothing": "there is no policy",
     "static:8,3": "write static:",

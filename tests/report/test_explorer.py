@@ -143,7 +143,7 @@ def test_the_parts_of_a_cycle_are_a_bar_and_prices_are_named(explorer):
     for left, right in itertools.pairwise(parts):
         assert right["x"] == pytest.approx(left["x"] + left["width"])
     assert explorer.recording.costs.name in explorer.page["time"].replace("\u00a0", " ")
-    assert "predicted" in explorer.page["answers"]
+    assert ">predicted value, tokens<" in explorer.page["answers"].replace("\u00a0", " ")
 
 
 def test_the_picture_has_all_panels_and_a_title(explorer):
@@ -156,8 +156,7 @@ def test_the_picture_has_all_panels_and_a_title(explorer):
 
 def test_policies_of_ones_own_come_first_and_misfits_are_said(recording):
     explorer = explore(recording, {"theirs": Static(8, 2, 4)})
-    assert explorer.policy == "theirs"
-    assert len(explorer.policies) > 4
+    assert explorer.policy == "theirs" and len(explorer.policies) > 4
     deep = explore(recording, {"too deep": Static(60, 20, 10)})
     assert deep.page["message"].startswith("too deep: ")
     assert "tree" not in deep.page
@@ -200,19 +199,19 @@ class Fails(Policy):
 def test_stopping_and_failing_leave_what_was_decoded(pair):
     asked = (pair, "What is 2 + 3?")
     whole = specdec.watch(*asked, Static(4, 2, 3), 40, stop_tokens=()).start().wait()
-    assert whole.finish_reason == "length"
-    assert whole.new_tok == 40
+    assert (whole.finish_reason, whole.new_tok) == ("length", 40)
     policy = Stops(4, 2, 3)
     policy.live = specdec.watch(*asked, policy, 40, stop_tokens=())
     result = policy.live.start().wait()
-    assert result.finish_reason == "unfinished"
-    assert len(result.cycles) == 3
+    assert (result.finish_reason, len(result.cycles)) == ("unfinished", 3)
     assert result.tokens == whole.tokens[: result.new_tok]
     assert result.text == pair.text_of(result.tokens)
     assert policy.live.page["message"].startswith("Stopped: ")
     assert not policy.live.running
     policy.live.step(-1)
     assert policy.live.cycle == 2
+    policy.live.step(9)
+    assert policy.live.cycle == 3, "the last one"
     # the pair is free again
     assert specdec.decode(pair, "again", max_new_tokens=2).new_tok == 2
     live = specdec.watch(*asked, Fails(), 8)
