@@ -114,10 +114,8 @@ class Sees(Static):
     state = "concat"
     encoder = None
 
-    def attach(self, encoder, read):
-        assert read(types.SimpleNamespace(context_tok=3)).split() == ["word"] * 3
-        Sees.encoder = encoder
-        return self
+    def attach(self, encode):
+        Sees.encoder = encode(types.SimpleNamespace(context_tok=3))
 
 
 def test_variants_stand_beside_the_papers_tree(monkeypatch):
@@ -127,12 +125,12 @@ def test_variants_stand_beside_the_papers_tree(monkeypatch):
     reads = Sees(8, 2, 10)
     reads.state = "text"
     policies = {"its own": [Sees(8, 2, 10)] * 2, "larger": [Sees(24, 2, 10)] * 2, "text": [reads]}
-    table, turns = ablation.beside_paper_tree(trace, round_costs(), policies, "encoder")
+    table, turns = ablation.beside_paper_tree(trace, round_costs(), policies, str.split)
     assert table.index.tolist() == list(policies)
     assert table["unique_actions"].tolist() == [1, 1, 1]
     assert table.loc["its own", "over_eagle3"] == pytest.approx(1.0)
     assert table.loc["larger", "over_eagle3"] < 1
-    assert Sees.encoder == "encoder", "an answer that embeds a text is timed with an encoder"
+    assert Sees.encoder == ["word"] * 3, "an answer that embeds a text is timed with an encoder"
     test = trace.select(part="test")
     of_larger = replay(test, policies["larger"][0], round_costs()).table["time_ms"].sum()
     sums = turns.groupby(["method", "seed"])["time_ms"].sum()

@@ -193,7 +193,7 @@ def test_an_episode_ends_and_the_text_continues():
     env.pending.clear()
     assert env.following[0] is env.observation and env.observation[2] == 2
     live = LiveSource(random_pair(), [[3, 4, 5]], policy_ms=2.0)
-    cycle = rows[0]
+    cycle = dataclasses.replace(rows[0], policy_ms=0.5)
     priced = live.priced(cycle)
     assert priced.policy_ms == 2.0 * cycle.questions > 0
     assert priced.total_ms == pytest.approx(cycle.total_ms - cycle.policy_ms + priced.policy_ms)
