@@ -22,7 +22,9 @@ from torch import Tensor
 from transformers.generation import logits_process as hf
 
 from specdec.core.tree import DraftTree
-from specdec.errors import SpecdecError, check_integer, check_number
+from specdec.errors import SpecdecError, check_integer, check_name, check_number
+
+WARPERS = ("top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def make_warpers(
@@ -111,6 +113,8 @@ class Picker:
     @staticmethod
     def from_settings(temperature: float = 0.0, seed: int = 0, **settings: Any) -> Picker:
         """The picker of `decode`: temperature, seed, top_k, top_p, min_p, repetition_penalty."""
+        for name in settings:
+            check_name("setting", name, ("temperature", "seed", *WARPERS))
         return Picker(make_warpers(temperature, **settings), sample=temperature > 0, seed=seed)
 
     def of_text(self, prompt: Sequence[int], visit: int = 0) -> Picker:

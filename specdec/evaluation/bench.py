@@ -26,6 +26,7 @@ from specdec.core import clock
 from specdec.core.decode import autoregress, decode
 from specdec.core.pair import Pair
 from specdec.core.records import CYCLE_COLUMNS, TURN, Generation
+from specdec.core.verification import WARPERS
 from specdec.data.suites import check_answer, conversation, describe_items, gather, openings
 from specdec.errors import SpecdecError, check_integer, warn
 from specdec.evaluation import metrics, stats
@@ -37,7 +38,6 @@ from specdec.parallel import checked_place, parallel
 KEYS = [*TURN, "method", "repeat"]
 COUNTED = ("draft_calls", "accepted_tok", "verified_tok")  # summed over cycles
 SUMMED = ["new_tok", "cycles", "draft_calls"]  # over prompts
-WARPERS = ("top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
