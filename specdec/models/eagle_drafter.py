@@ -49,8 +49,6 @@ class NetworkDrafter(Drafter):
         self.taps = tuple(taps or (target.num_layers,))
         self._bound_to: object = None
         self.refresh()
-        with torch.inference_mode():
-            self.target_id = vocabulary_ids(network) if self.config.is_reduced else None
 
     def refresh(self) -> None:
         target = self.target
@@ -63,6 +61,8 @@ class NetworkDrafter(Drafter):
         self.embedding: Any = target.embedding
         if self.config.own_embedding:
             self.embedding = self.network.embed_tokens
+        with torch.inference_mode():
+            self.target_id = vocabulary_ids(self.network) if self.config.is_reduced else None
         self._bound_to = target.facts
 
 
