@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 BYTES = 16
@@ -54,7 +53,7 @@ def attention_as_on_a_gpu():
 _setup_privateuseone_for_python_backend()
 torch.privateuseone.synchronize = lambda device=None: None
 DEVICE = torch.device("privateuseone", 0)
-MOVES = ("aten::to", "aten::_to_copy", "aten::copy_")
+MOVES = ("to", "_to_copy", "copy_")
 # what makes the host wait: values, and results whose size depends on values
 READS = "_local_scalar_dense equal is_nonzero item nonzero masked_select unique_dim _unique2".split()
 
@@ -75,9 +74,19 @@ class OnDevice(torch.Tensor):
     def tolist(self):
         return self.cpu().tolist()
 
+    def new_tensor(self, values):
+        return torch.tensor(values, dtype=self.dtype, device=DEVICE)
+
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         raise RuntimeError(f"{func} outside of the device's mode")
+
+
+def mapped(function, value):
+    """The same arguments with `function` of every leaf."""
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(function, part) for part in value)
+    return function(value)
 
 
 class FakeDevice(TorchDispatchMode):
@@ -85,7 +94,7 @@ class FakeDevice(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.counts = {"reads": 0, "uploads": 0}
+        self.reads = self.uploads = 0
 
     def __enter__(self):
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=...) is an upload
@@ -96,38 +105,58 @@ class FakeDevice(TorchDispatchMode):
         return super().__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        schema = func._schema
-        leaves, form = tree_flatten((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        # 1. what it is asked of
+        name = func._schema.name.removeprefix("aten::")
+        tensors, places = [], []
+
+        def plain(leaf):
+            if isinstance(leaf, torch.Tensor):
+                tensors.append(leaf)
+                return leaf.plain if isinstance(leaf, OnDevice) else leaf
+            if isinstance(leaf, torch.device):
+                places.append(leaf)
+                return torch.device("cpu") if leaf == DEVICE else leaf
+            return leaf
+
+        values = mapped(plain, args)
+        options = {key: mapped(plain, value) for key, value in (kwargs or {}).items()}
         apart = [isinstance(tensor, OnDevice) for tensor in tensors]
-        place = next((leaf for leaf in leaves if isinstance(leaf, torch.device)), None)
-        here = any(apart) if place is None else place == DEVICE
+        here = places[0] == DEVICE if places else any(apart)
 
-        # 1. moves between the two; nothing else takes tensors of both
-        if schema.name in MOVES:
-            here = apart[0] if schema.name == "aten::copy_" else here
-            self.counts["reads"] += apart[-1] and not here
-            self.counts["uploads"] += here and not apart[-1]
+        # 2. moves between host and device; nothing else takes tensors of both
+        if name in MOVES:
+            here = apart[0] if name == "copy_" else here
+            self.reads += apart[-1] and not here
+            self.uploads += here and not apart[-1]
+        elif any(apart) and name == "_has_compatible_shallow_copy_type":
+            return False
         elif any(apart):
-            strange = [tensor.shape for tensor, on in zip(tensors, apart, strict=True) if not on]
-            if any(map(len, strange)):
-                raise RuntimeError(f"{schema.name} of the device with {strange} of the host")
-            masks = [t for t in tensors[1:] if t.dtype == torch.bool and "index" in schema.name]
-            waits = schema.name.removeprefix("aten::") in READS
-            self.counts["reads"] += waits or any("::index" in schema.name for _ in masks)
+            host = [tensor for tensor, on in zip(tensors, apart, strict=True) if not on]
+            if any(tensor.ndim for tensor in host):
+                raise RuntimeError(f"{func} of the device with {host} of the host")
+            by_mask = any(tensor.dtype == torch.bool for tensor in tensors[1:])
+            self.reads += name in READS or (by_mask and name.startswith("index"))
 
-        # 2. the operation on the values
-        owners = {id(t.plain): t for t in tensors if isinstance(t, OnDevice)}
-        plain = [leaf.plain if isinstance(leaf, OnDevice) else leaf for leaf in leaves]
-        plain = [torch.device("cpu") if leaf == DEVICE else leaf for leaf in plain]
-        args, kwargs = tree_unflatten(plain, form)
-        result = func(*args, **kwargs)
-        if not here:
-            return result
+        # 3. the operation on the values
+        result = func(*values, **options)
+        owners = {id(tensor.plain): tensor for tensor, on in zip(tensors, apart, strict=True) if on}
+
+        def owned(leaf):
+            if not here or not isinstance(leaf, torch.Tensor):
+                return leaf
+            return owners[id(leaf)] if id(leaf) in owners else OnDevice(leaf)
+
+        return mapped(owned, result)
 
 
-        def owned(tensor):
-            return owners[id(tensor)] if id(tensor) in owners else OnDevice(tensor)
+class HostNoise(torch.Generator):
+    def __new__(cls, device="cpu"):
+        return super().__new__(cls)
 
-        return tree_map_only(torch.Tensor, owned, result)
+
+@pytest.fixture
+def device(monkeypatch):
+    """A device that takes tensors for the length of a test."""
+    monkeypatch.setattr(torch, "Generator", HostNoise)
+    with FakeDevice() as device:
+        yield device
