@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes.gpu import DEVICE, device  # noqa: F401  (a fixture)
+from fakes.gpu import DEVICE, fake_device
 from fakes.pairs import random_network, random_target
 from fakes.values import random_policy
 
@@ -21,13 +21,13 @@ from specdec.models.small_lm import SmallLM
 from specdec.models.target import Target
 from specdec.policies.resps import RespsPolicy
 
-VOCAB, WIDTH = 40, 32
+device = pytest.fixture(fake_device)
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [7, 8, 9, 7, 8]]
 SAMPLED = dict(temperature=0.8, top_k=20, top_p=0.95, min_p=0.01, repetition_penalty=1.2, seed=3)
 TREE = specdec.Static(12, 3, 4)
-EAGLE = EagleConfig(WIDTH, 48, 4, 2, VOCAB, 18, WIDTH, taps=(0, 1, 2))
+EAGLE = EagleConfig(32, 48, 4, 2, 40, 18, 32, taps=(0, 1, 2))
 FIRST = replace(EAGLE, generation=1, num_taps=1, taps=(2,))
-HEADS = HeadsConfig(WIDTH, VOCAB, 18, num_heads=3, taps=(2,))
+HEADS = HeadsConfig(32, 40, 18, num_heads=3, taps=(2,))
 RESPS = RespsPolicy(features_size=96, totals=(4, 8), depths=(2, 3), widths=(2, 4))
 NETWORKS = {
     "eagle-3": (EagleDrafter, EAGLE),
@@ -40,25 +40,15 @@ NETWORKS = {
 
 
 def pair_of(name: str) -> Pair:
-    target = Target(random_target(VOCAB, WIDTH, layers=2, seed=3))
+    target = Target(random_target(40, 32, layers=2, seed=3))
     if name == "lm":
-        return Pair(target, SmallLM(random_target(VOCAB, WIDTH, layers=1, seed=4), target))
+        return Pair(target, SmallLM(random_target(40, 32, layers=1, seed=4), target))
     if name in ("prompt_lookup", "lookahead"):
         return Pair(target, load_drafter(name, target))
     kind, config = NETWORKS.get(name, NETWORKS["eagle-3"])
     drafter = kind(random_network(config, 5), target)
     target.taps = drafter.taps
     return Pair(target, HybridDrafter(drafter) if name == "hybrid" else drafter)
-
-
-def on_the_device(pair: Pair) -> Pair:
-    """Its weights moved there after it was bound, as a reader may do it."""
-    pair = copy.deepcopy(pair)
-    with torch.no_grad():
-        for network in (pair.target.model, pair.drafter.network):
-            if network is not None:
-                network.to(DEVICE)
-    return pair
 
 
 def texts(pair, policy, sampling):
@@ -70,42 +60,39 @@ def texts(pair, policy, sampling):
     return [text.tokens for text in made], [row for text in made for row in text.rows]
 
 
+CASES = [(name, TREE, 1) for name in (*NETWORKS, "lm")]
+CASES += [("eagle-3", specdec.Static(60, 7, 10), 1)]
+CASES += [("eagle-3", specdec.Static.of(StaticShape(EAGLE1_TREE)), 1)]
+CASES += [("eagle-3", RESPS.fill_at_random((8, 8), 0), 1)]
+CASES += [("eagle-3", random_policy(32, probe="draft"), 1)]
+CASES += [("eagle-3", f"smollm2/{name}-float32", 1) for name in ("ltd", "radar")]
+# copies are looked up in the text and merged with the tree on the host
+CASES += [("prompt_lookup", TREE, 5), ("lookahead", TREE, 6), ("hybrid", TREE, 5)]
+
+
 @pytest.mark.filterwarnings("ignore:the policy in")  # it was trained for other costs
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(
-    ("name", "policy", "reads"),
-    [
-        *[(name, TREE, 1) for name in [*NETWORKS, "lm"]],
-        ("eagle-3", specdec.Static(60, 7, 10), 1),
-        ("eagle-3", specdec.Static.of(StaticShape(EAGLE1_TREE)), 1),
-        ("eagle-3", RESPS.fill_at_random((8, 8), 0), 1),
-        ("eagle-3", random_policy(WIDTH, probe="draft"), 1),
-        ("eagle-3", "smollm2/ltd-float32", 1),
-        ("eagle-3", "smollm2/radar-float32", 1),
-        # copies are looked up in the text and merged with the tree on the host
-        ("prompt_lookup", TREE, 5),
-        ("lookahead", TREE, 6),
-        ("hybrid", TREE, 5),
-    ],
-)
-def test_a_device_gives_the_same_texts_with_few_waits(
-    name, policy, reads, sampling, device
-):
+@pytest.mark.parametrize(("name", "policy", "reads"), CASES)
+def test_a_device_gives_the_same_texts_with_few_waits(name, policy, reads, sampling, device):
     if isinstance(policy, str):
         policy = specdec.load_policy(policy)
     pair = pair_of(name)
     expected, _ = texts(pair, policy, sampling)
-    pair = on_the_device(pair)
+    # weights are moved after they were bound, as a reader may do it
+    pair = copy.deepcopy(pair)
+    with torch.no_grad():
+        for network in filter(None, (pair.target.model, pair.drafter.network)):
+            network.to(DEVICE)
     # the probe, and tables that are uploaded when they are first needed
     specdec.decode(pair, PROMPTS[0], policy, 4)
     device.reads = device.uploads = 0
     found, rows = texts(pair, policy, sampling)
     assert found == expected
-    # the prompt's first token, one read a cycle, and one for every question that a policy is asked
+    # a text's first token, one read a cycle, and one for every question that a policy is asked
     questions = sum(row.questions for row in rows)
     assert device.reads <= len(found) + reads * len(rows) + questions
     if reads == 1:
-        assert device.uploads <= 2 * len(found) + len(rows) + (name == "lm") * len(found)
+        assert device.uploads <= (2 + (name == "lm")) * len(found) + len(rows)
 
 
 def test_the_device_refuses_tensors_of_the_host_and_counts_waits(device):
@@ -113,16 +100,12 @@ def test_the_device_refuses_tensors_of_the_host_and_counts_waits(device):
     for mixed in (lambda: there + here, lambda: there[here], lambda: torch.cat((there, here))):
         with pytest.raises(RuntimeError, match="of the host"):
             mixed()
-    waits = [
-        *[there.tolist, there.cpu, there.nonzero, there.max().item, there.any().__bool__],
-        *[lambda: there[there > 1], lambda: there.masked_select(there > 1)],
-        *[lambda: int(there[1]), lambda: torch.zeros(4).copy_(there)],
-    ]
+    waits = [there.tolist, there.cpu, there.nonzero, there.max().item, there.any().__bool__]
+    waits += [lambda: there[there > 1], lambda: there.masked_select(there > 1)]
+    waits += [lambda: int(there[1]), lambda: torch.zeros(4).copy_(there)]
     for number, wait in enumerate(waits, 1):
         wait()
-        assert device.reads == number
-    assert device.uploads == 0
-    torch.tensor([1], device=DEVICE)
+        assert (device.reads, device.uploads) == (number, 0)
     there.copy_(here)
-    there[:2] = here[:2].to(DEVICE)
-    assert device.uploads == 3 and device.reads == len(waits)
+    there[:2] = torch.tensor([1.0, 2.0], device=DEVICE)
+    assert (device.reads, device.uploads) == (len(waits), 2)

@@ -1,4 +1,4 @@
-"""A GPU on a CPU: attention that is particular about addresses, and a device apart from the host."""
+"""A GPU on a CPU: attention particular about addresses, and a device apart from the host."""
 
 import pytest
 import torch
@@ -6,31 +6,24 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-BYTES = 16
 plain_attention = F.scaled_dot_product_attention
-calls = []
-
-
-def misaligned(tensor):
-    """Whether a row of [..., M] begins where a GPU's kernels cannot read it."""
-    steps = [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
-    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-        return True
-    rows = [step * tensor.element_size() % BYTES for step in steps if step != 1]
-    return any(rows) or tensor.storage_offset() * tensor.element_size() % BYTES != 0
+attended = []
 
 
 def particular_attention(query, key, value, attn_mask=None, *args, **kwargs):
     """The same result with heads after rows in memory, or a misaligned address."""
-    tensors = {"query": query, "key": key, "value": value}
-    if attn_mask is not None:
-        tensors["mask"] = attn_mask
-    for name, tensor in tensors.items():
-        if misaligned(tensor):
-            raise RuntimeError(f"misaligned address: {name} {tuple(tensor.shape)}")
-    calls.append(tensors.keys())
-    attended = plain_attention(query, key, value, attn_mask, *args, **kwargs)
-    return attended.transpose(1, 2).contiguous().transpose(1, 2)
+    # transformers' own masks are bool, which torch converts itself
+    additive = attn_mask is not None and attn_mask.dtype != torch.bool
+    for tensor in (query, key, value, *[attn_mask] * additive):
+        sizes = zip(tensor.stride(), tensor.shape, strict=True)
+        steps = [step for step, size in sizes if size > 1 and step != 1]
+        # rows that do not begin at multiples of 16 bytes
+        places = [place * tensor.element_size() % 16 for place in (tensor.storage_offset(), *steps)]
+        if any(places) or (tensor.shape[-1] > 1 and tensor.stride(-1) != 1):
+            raise RuntimeError(f"misaligned address: {tuple(tensor.shape)}")
+    attended.append(query.shape)
+    result = plain_attention(query, key, value, attn_mask, *args, **kwargs)
+    return result.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def stand_in(monkeypatch):
@@ -43,19 +36,19 @@ def stand_in(monkeypatch):
 
 @pytest.fixture(scope="session", autouse=True)
 def attention_as_on_a_gpu():
-    """With `-p fakes.gpu`, all tests of a run."""
+    """In all tests of a run with `-p fakes.gpu`."""
     with pytest.MonkeyPatch.context() as patch:
         stand_in(patch)
         yield
-    assert calls
+    assert attended
 
 
 _setup_privateuseone_for_python_backend()
-torch.privateuseone.synchronize = lambda device=None: None
 DEVICE = torch.device("privateuseone", 0)
+torch.get_device_module(DEVICE).synchronize = lambda device: None
 MOVES = ("to", "_to_copy", "copy_")
-# what makes the host wait: values, and results whose size depends on values
-READS = "_local_scalar_dense equal is_nonzero item nonzero masked_select unique_dim _unique2".split()
+# what the host waits for: values, and results whose size depends on values
+READS = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select")
 
 
 class OnDevice(torch.Tensor):
@@ -64,12 +57,15 @@ class OnDevice(torch.Tensor):
     @staticmethod
     def __new__(cls, plain):
         layout = {"strides": plain.stride(), "storage_offset": plain.storage_offset()}
+        layout |= {"dtype": plain.dtype, "device": DEVICE}
         with torch.inference_mode(plain.is_inference()):
-            tensor = torch.Tensor._make_wrapper_subclass(
-                cls, plain.shape, dtype=plain.dtype, device=DEVICE, **layout
-            )
+            tensor = torch.Tensor._make_wrapper_subclass(cls, plain.shape, **layout)
         tensor.plain = plain
         return tensor
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise RuntimeError(f"{func} without the device")
 
     def tolist(self):
         return self.cpu().tolist()
@@ -77,13 +73,9 @@ class OnDevice(torch.Tensor):
     def new_tensor(self, values):
         return torch.tensor(values, dtype=self.dtype, device=DEVICE)
 
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        raise RuntimeError(f"{func} outside of the device's mode")
-
 
 def mapped(function, value):
-    """The same arguments with `function` of every leaf."""
+    """The same lists and tuples with `function` of every leaf."""
     if isinstance(value, list | tuple):
         return type(value)(mapped(function, part) for part in value)
     return function(value)
@@ -92,17 +84,7 @@ def mapped(function, value):
 class FakeDevice(TorchDispatchMode):
     """Runs what is asked of the device, refuses tensors of the host there, counts the traffic."""
 
-    def __init__(self):
-        super().__init__()
-        self.reads = self.uploads = 0
-
-    def __enter__(self):
-        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=...) is an upload
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        torch._C._set_only_lift_cpu_tensors(False)
-        return super().__exit__(*error)
+    reads = uploads = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         # 1. what it is asked of
@@ -112,41 +94,37 @@ class FakeDevice(TorchDispatchMode):
         def plain(leaf):
             if isinstance(leaf, torch.Tensor):
                 tensors.append(leaf)
-                return leaf.plain if isinstance(leaf, OnDevice) else leaf
             if isinstance(leaf, torch.device):
                 places.append(leaf)
                 return torch.device("cpu") if leaf == DEVICE else leaf
-            return leaf
+            return leaf.plain if isinstance(leaf, OnDevice) else leaf
 
         values = mapped(plain, args)
         options = {key: mapped(plain, value) for key, value in (kwargs or {}).items()}
-        apart = [isinstance(tensor, OnDevice) for tensor in tensors]
-        here = places[0] == DEVICE if places else any(apart)
+        owners = {id(tensor.plain): tensor for tensor in tensors if isinstance(tensor, OnDevice)}
+        here = places[0] == DEVICE if places else bool(owners)
 
         # 2. moves between host and device; nothing else takes tensors of both
         if name in MOVES:
-            here = apart[0] if name == "copy_" else here
-            self.reads += apart[-1] and not here
-            self.uploads += here and not apart[-1]
-        elif any(apart) and name == "_has_compatible_shallow_copy_type":
+            here = isinstance(tensors[0], OnDevice) if name == "copy_" else here
+            source = isinstance(tensors[-1], OnDevice)
+            self.reads += source and not here
+            self.uploads += here and not source
+        elif owners and name == "_has_compatible_shallow_copy_type":
             return False
-        elif any(apart):
-            host = [tensor for tensor, on in zip(tensors, apart, strict=True) if not on]
-            if any(tensor.ndim for tensor in host):
-                raise RuntimeError(f"{func} of the device with {host} of the host")
+        elif owners:
+            if any(tensor.ndim for tensor in tensors if not isinstance(tensor, OnDevice)):
+                raise RuntimeError(f"{func} of the device with a tensor of the host")
             by_mask = any(tensor.dtype == torch.bool for tensor in tensors[1:])
             self.reads += name in READS or (by_mask and name.startswith("index"))
 
         # 3. the operation on the values
-        result = func(*values, **options)
-        owners = {id(tensor.plain): tensor for tensor, on in zip(tensors, apart, strict=True) if on}
-
         def owned(leaf):
             if not here or not isinstance(leaf, torch.Tensor):
                 return leaf
             return owners[id(leaf)] if id(leaf) in owners else OnDevice(leaf)
 
-        return mapped(owned, result)
+        return mapped(owned, func(*values, **options))
 
 
 class HostNoise(torch.Generator):
@@ -154,9 +132,10 @@ class HostNoise(torch.Generator):
         return super().__new__(cls)
 
 
-@pytest.fixture
-def device(monkeypatch):
-    """A device that takes tensors for the length of a test."""
+def fake_device(monkeypatch):
+    """A fixture: the device, which takes tensors for the length of a test."""
     monkeypatch.setattr(torch, "Generator", HostNoise)
+    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=...) is an upload
     with FakeDevice() as device:
         yield device
+    torch._C._set_only_lift_cpu_tensors(False)
