@@ -64,6 +64,8 @@ class NetworkDrafter(Drafter):
         self.embedding: Any = target.embedding
         if self.config.own_embedding:
             self.embedding = self.network.embed_tokens
+        with torch.inference_mode():
+            self.target_id = vocabulary_ids(self.network) if self.config.is_reduced else None
         self._bound_to = target.facts
 
 
