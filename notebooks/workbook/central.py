@@ -20,7 +20,7 @@ from workbook import terms
 LLAMA_70B = dict(parameters=69.5e9, drafter_parameters=1.4e9, layers=80, hidden=8192, kv_frac=0.125)
 
 
-def gpu(name: str) -> CostModel:
+def gpu_costs(name: str) -> CostModel:
     """The prices of a GPU by the name of its profile, for a data sheet's without "roofline-"."""
     return profile(name if name in PROFILES else f"roofline-{name}")
 
@@ -35,7 +35,7 @@ def costs_of(name: str, folder: Path) -> CostModel:
         return CostModel.load(calibrated)
     gpu, _, host = name.partition("x8-llama-70b-")
     if not host:
-        return gpu(name)
+        return gpu_costs(name)
     # eight GPUs read their parts of the weights at the same time
     bandwidth, rate = GPUS[gpu]
     speeds = {"bandwidth_gb_per_s": 8 * bandwidth, "tflop_per_s": 8 * rate}

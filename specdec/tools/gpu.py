@@ -18,7 +18,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,8 +44,7 @@ from specdec.models.target import Target
 from specdec.policies.base import load_policy
 
 Row = dict[str, Any]
-Steps = dict[str, Callable[[], Row]]
-PARTS = {"check": 120, "latencies": 160, "live": 60, "predicted": 1}  # seconds, estimated
+PARTS = {"check": 160, "latencies": 160, "live": 60, "predicted": 1}  # seconds, estimated
 QUESTIONS = ["What is 12 + 7?", "Tell me a story about a small dog.", "Hello", "Count to twenty."]
 TREES = ("8,3,3", "16,4,4", "32,5,8", "60,7,10")
 # Llama-3.2-1B, Llama-3.1-8B, Qwen3-14B
@@ -65,7 +63,7 @@ TINY = CalibrateConfig(0.3, 0, (10, 60), (1, 2), (0, 2, 5), 3, progress=False)
 
 
 def run(part: str, device: str = "cuda", shape: str = "") -> list[Row]:
-    """The rows of a part, one per step. The same call goes on after the steps that succeeded.
+    """The rows of a part, one per step. The same call continues after steps that succeeded.
 
     shape: of the latencies, default 1b, 8b and 14b. On a CPU only "tiny", to try the parts. Rows
     are kept in runs/gpu/PART.json, for this machine and code.
@@ -77,14 +75,14 @@ def run(part: str, device: str = "cuda", shape: str = "") -> list[Row]:
     if not tried and (device == "cpu" or not torch.cuda.is_available()):
         advice = "device='cpu' with shape='tiny' tries the parts on the processor"
         raise SpecdecError(f"this needs a GPU, and torch finds none; {advice}.")
-    # 2. what is there already
+    # 2. what was measured before
     key = {**facts(device, shape), "code": machine.code_hash()}
     record = runs.found(place(part))
     if record.get("key") != key or part == "predicted":
         record = {"key": key, **machine.commit(), "steps": {}}
     done = record["steps"]
     print(f"{part}: about {PARTS[part]} seconds on a GPU, less what was done before", flush=True)
-    # 3. a step that fails is written down, and the others go on
+    # 3. a step that fails is written down, and does not end the part
     steps = steps_of(part, device, shape)
     for name, step in steps.items():
         begin = time.perf_counter()
@@ -106,8 +104,8 @@ def place(name: str) -> Path:
 
 def facts(device: str, shape: str) -> Row:
     """What times depend on besides the code."""
-    here = {**machine.speed_facts(), "torch": torch.__version__, "shape": shape, "eager": True}
-    here["dtype"] = "float32" if device == "cpu" else "bfloat16"
+    here = {**machine.speed_facts(), "device": device, "torch": torch.__version__}
+    here |= {"shape": shape, "eager": True, "dtype": "float32" if device == "cpu" else "bfloat16"}
     if device != "cpu" and shutil.which("nvidia-smi"):
         # the highest clock: that of the moment differs from call to call
         command = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm", "--format=csv"]
@@ -115,15 +113,15 @@ def facts(device: str, shape: str) -> Row:
     return here
 
 
-def steps_of(part: str, device: str, shape: str) -> Steps:
-    """What a part measures, with the pairs that are here; for "tiny" the smallest alone."""
+def steps_of(part: str, device: str, shape: str) -> Row:
+    """The steps of a part by name, with the pairs that are here; for "tiny" the smallest alone."""
     names = ["tiny"] if shape == "tiny" else list(filter(at_hand, ("small", "smollm2")))
     if part == "live":
         return {"live": partial(speeds, names[-1], device)}
     if part == "latencies":
         shapes = [shape] if shape else ["1b", "8b", "14b"]
         return {name: partial(measured, name, device) for name in shapes}
-    steps: Steps = {}
+    steps: Row = {}
     if part == "predicted":
         for host, launches in HOSTS.items():
             fields: Row = {**LLAMA_8B, **launches, **sheet("h100")}
@@ -164,9 +162,9 @@ def texts(name: str, device: str, dtype: str, policy: str = "") -> Row:
     part from it at a near-tie, as low precision may, and how many otherwise.
     """
     pair = load_pair(name, dtype=dtype, device=device)
-    questions = QUESTIONS[: 1 if device == "cpu" else None]
-    trees = TREES[: 1 if device == "cpu" else None]
-    policies: list[Policy] = [Static.of(tree) for tree in (pair.usual_tree, *map(tree_from, trees))]
+    few = 1 if device == "cpu" else 4
+    questions, trees = QUESTIONS[:few], (pair.usual_tree, *map(tree_from, TREES[:few]))
+    policies: list[Policy] = [Static.of(tree) for tree in trees]
     if policy:
         policies = [load_policy(f"{name}/{policy}")]
     # the default tree depends on the device
@@ -209,14 +207,13 @@ def priced(shape: str) -> CostModel:
     if not file.is_file():
         from specdec.costs.calibrate import fit
 
-        record = json.loads(place(f"timings-{shape}").read_text(encoding="utf-8"))
-        key = record["key"]
+        key, rows = json.loads(place(f"timings-{shape}").read_text(encoding="utf-8")).values()
         why = f"Measured on {key['gpu'] or key['cpu']}, random weights, eager."
         grid = TINY if shape == "tiny" else GRID
         ranges = {"verify_nodes": (0, grid.nodes[-1]), "expansions": (0, grid.depth)}
         fields: Row = dict(machine=key, dtype=key["dtype"], provenance=why, ranges=ranges)
         name = f"llama-{shape}@{machine.short_name(key)}"
-        fit(Timings(**record["rows"]), name=name, **fields).save(file)
+        fit(Timings(**rows), name=name, **fields).save(file)
     return CostModel.load(file)
 
 
@@ -234,19 +231,15 @@ def random_pair(shape: str, device: str) -> Pair:
 
 
 def speeds(name: str, device: str) -> Row:
-    """Milliseconds and cycles a token of plain decoding and of trees, by total_tokens,depth,top_k.
-
-    The first question warms up.
-    """
+    """Milliseconds and cycles a token of plain decoding and of trees; a first question warms up."""
     pair = load_pair(name, device=device)
-    options: Row = dict(max_new_tokens=64, stop_tokens=())
-    questions = QUESTIONS[: 2 if device == "cpu" else None]
+    questions = QUESTIONS[: 2 if device == "cpu" else 4]
     counted = 63 * len(questions[1:])
     spent: Counter = Counter()
     for number, question in enumerate(questions):
-        answers = {"plain": autoregress(pair, question, **options)}
+        answers = {"plain": autoregress(pair, question, 64, stop_tokens=())}
         for tree in (pair.usual_tree, *map(tree_from, TREES)):
-            answers[tree.text] = decode(pair, question, Static.of(tree), **options)
+            answers[tree.text] = decode(pair, question, Static.of(tree), 64, stop_tokens=())
         for label, answer in answers.items():
             if number:
                 spent[f"{label} ms"] += answer.decode_ms / counted
@@ -270,8 +263,7 @@ def predicted(costs: CostModel) -> Row:
 def main(words: list[str]) -> int:
     """`specdec.book gpu PART`, or `gpu PART cpu tiny` on a processor; 1 if a step failed."""
     try:
-        rows = run(*(words[:3] or [""]))
+        return int(not all(row["ok"] for row in run(*(words[:3] or [""]))))
     except SpecdecError as error:
         print(error, file=sys.stderr)
         return 2
-    return int(not all(row["ok"] for row in rows))
