@@ -23,7 +23,6 @@ HOSTS = {
     "eager": dict(launch_ms_per_layer=0.5, draft_host_ms=0.9),
     "graphs": dict(launch_ms_per_layer=0.02),
 }
-PUBLISHED = Path(__file__).with_name("published.yml")
 BYTES = 2.0  # per parameter
 # draft rows, as far as those of many texts reach (`CostModel.batched`)
 WIDTHS = (1, 2, 4, 8, 10, 16, 20, 32, 64, 96, 128, 192, 256, 288, 320, 384, 512)
@@ -99,7 +98,7 @@ def roofline(
 
 def _presets() -> dict[str, CostModel]:
     models = {}
-    for name, facts in runs.read_yaml(PUBLISHED).items():
+    for name, facts in runs.read_yaml(Path(__file__).with_name("published.yml")).items():
         facts["ranges"] = {part: tuple(ends) for part, ends in facts["ranges"].items()}
         models[name] = CostModel(**facts, name=name)
     # the H100's were measured

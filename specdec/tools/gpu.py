@@ -198,7 +198,8 @@ def measured(shape: str, device: str) -> Row:
     record = {"key": facts(device, shape), "rows": vars(timings)}
     runs.write_text(place(f"timings-{shape}"), json.dumps(record))
     place(f"costs-{shape}").unlink(missing_ok=True)
-    return {"step_ms": round(priced(shape).step, 2), "costs": str(place(f"costs-{shape}"))}
+    costs = priced(shape)
+    return {"step_ms": round(costs.step, 2), **costs.errors, "costs": str(place(f"costs-{shape}"))}
 
 
 def priced(shape: str) -> CostModel:
