@@ -10,6 +10,7 @@
 #   make book        run all notebooks except the drafter trainings
 #   make figures     copy the papers' tables and figures from runs/ to figures/ (ARGS=--replace: even with fewer rows)
 #   make controllers record the default pair, train its shipped controllers, compare them (hours)
+#   make gpu         check this GPU and time models on it (ARGS="-p device cpu -p shape tiny": try the parts on the processor)
 #   make lab         open the book in JupyterLab, on working copies in runs/lab
 #   make student     write the teaching notebooks without their solutions
 #   make lint        check style, formatting, spelling, phrases to avoid and types
@@ -48,7 +49,7 @@ NEW_ENOUGH = import sys; sys.exit(sys.version_info < (3, 11))
 # A folder of real benchmark prompts (mt_bench.jsonl, gsm8k.jsonl, ...) is used if given or found here.
 reproduce book controllers: export SPECDEC_DATA ?= $(abspath $(wildcard ../shared/data/benchmarks))
 
-.PHONY: help reproduce test test-browser train book figures controllers lab student lint constraints mutants active model
+.PHONY: help reproduce test test-browser train book gpu figures controllers lab student lint constraints mutants active model
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -64,6 +65,9 @@ controllers: $(READY) model
 	@"$(PYTHON)" -m specdec.book run --only 22 23 24 26 -p install true
 	@"$(PYTHON)" -m specdec.book run --only 52
 	@"$(PYTHON)" -m specdec.book run --only 31 -p policies $(SHIPPED)
+
+gpu: $(READY) model
+	@"$(PYTHON)" -m specdec.book run --only 56_this_gpu $(ARGS)
 
 figures: $(READY)
 	@"$(PYTHON)" -m specdec.tools.cli items --publish --scale $(SCALE) $(ARGS)

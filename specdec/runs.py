@@ -20,13 +20,13 @@ from collections import UserDict
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
+
+if TYPE_CHECKING:  # a GPU machine may lack it
+    import pandas as pd
 
 try:
     import fcntl
@@ -187,6 +187,9 @@ def locked(folder: Path):
 
 def write_table(path: Path, table: pd.DataFrame) -> Path:
     """Write `table` as parquet, atomically, with the sha256 of its bytes for `read_table`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     columns = pa.Table.from_pandas(table, preserve_index=False)
     # pandas keeps its own notes there
     facts = {**(columns.schema.metadata or {}), b"seal": SEAL + NO_DIGEST}
@@ -202,6 +205,8 @@ def write_table(path: Path, table: pd.DataFrame) -> Path:
 
 def read_table(path: Path) -> pd.DataFrame:
     """Read a parquet file; SpecdecError if it is missing or damaged, by one bit too."""
+    import pandas as pd
+
     try:
         content = Path(path).read_bytes()
         before, seal, after = content.rpartition(SEAL)
@@ -386,6 +391,8 @@ class Shards:
 
     def merge(self) -> pd.DataFrame:
         """All shards in order as one table, also written as <folder>.parquet; the shards stay."""
+        import pandas as pd
+
         tables = [read_table(self.path(number)) for number in self.done()]
         if not tables:
             raise SpecdecError(f"{self.folder} holds no rows yet; run the measurement first.")

@@ -12,8 +12,12 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
-import pydantic
-from annotated_types import Ge, Gt, Le, MinLen
+try:
+    import pydantic
+    from annotated_types import Ge, Gt, Le, MinLen
+except ImportError:  # a GPU machine with torch and transformers only reads no file with a schema
+    pydantic = None  # type: ignore[assignment]
+    Ge = Gt = Le = MinLen = int  # type: ignore[assignment,misc]
 from typing_extensions import TypedDict  # typing's own lacks what pydantic needs before Python 3.12
 
 from specdec import machine
@@ -89,6 +93,8 @@ OPEN = (RunFile, TraceFile, BookLine)
 
 def checked(schema: type, value: Any, where: str | Path, advice: str) -> Any:
     """`value` (JSON types) checked against its schema: a dict, or an object of the dataclass."""
+    if pydantic is None:
+        raise SpecdecError(f"{where} is checked by pydantic, which is not installed; install it.")
     try:
         return _adapter(schema).validate_json(json.dumps(value, default=str), strict=True)
     except pydantic.ValidationError as errors:

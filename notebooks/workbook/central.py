@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from specdec.costs.model import CostModel
-from specdec.costs.profiles import GPUS, HOSTS, profile, roofline
+from specdec.costs.profiles import GPUS, HOSTS, PROFILES, profile, roofline
 from specdec.evaluation import compare
 from specdec.identity import EQUAL
 from specdec.replays.trace import Trace
@@ -20,8 +20,13 @@ from workbook import terms
 LLAMA_70B = dict(parameters=69.5e9, drafter_parameters=1.4e9, layers=80, hidden=8192, kv_frac=0.125)
 
 
+def gpu_costs(name: str) -> CostModel:
+    """The prices of a GPU by the name of its profile, for a data sheet's without "roofline-"."""
+    return profile(name if name in PROFILES else f"roofline-{name}")
+
+
 def costs_of(name: str, folder: Path) -> CostModel:
-    """The prices of a machine: costs-NAME.json in `folder` (notebook 21), else a data sheet's.
+    """The prices of a machine: costs-NAME.json in `folder` (notebook 21), else a GPU's.
 
     `h100x8-llama-70b-graphs` is Llama-3.1-70B on eight H100s, without the time between them.
     """
@@ -30,7 +35,7 @@ def costs_of(name: str, folder: Path) -> CostModel:
         return CostModel.load(calibrated)
     gpu, _, host = name.partition("x8-llama-70b-")
     if not host:
-        return profile(f"roofline-{name}")
+        return gpu_costs(name)
     # eight GPUs read their parts of the weights at the same time
     bandwidth, rate = GPUS[gpu]
     speeds = {"bandwidth_gb_per_s": 8 * bandwidth, "tflop_per_s": 8 * rate}

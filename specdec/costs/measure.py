@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
@@ -216,12 +215,14 @@ class Measurements:
 
     def complete(self) -> bool:
         """Whether every size was measured in every context, every width, and something held out."""
-        cycles = pd.DataFrame(self.timings.cycles)
+        widths: dict[str, set] = {"rows": set(), "top_k": set()}
+        for cycle in self.timings.cycles:
+            if cycle["settled"] and not cycle["held"] and not np.isnan(cycle["expand_ms"]):
+                for name, values in widths.items():
+                    values.add(cycle[name])
         # a round has every size in every context, but not every width in a deep tree
-        if not self.rounds or not cycles["held"].any():
-            return False
-        deep = cycles[~cycles["held"] & cycles["settled"]].dropna(subset="expand_ms")
-        return set(self.trees.top_ks) <= set(deep["rows"]) & set(deep["top_k"])
+        measured = self.rounds and any(cycle["held"] for cycle in self.timings.cycles)
+        return bool(measured) and set(self.trees.top_ks) <= widths["rows"] & widths["top_k"]
 
     def cycles(self, place: int, nodes: tuple[int, ...]) -> None:
         """Rows of cycles of random trees with these node counts."""

@@ -26,7 +26,7 @@ from specdec.errors import SpecdecError, check_integer, check_name, warn
 from specdec.stored import checked
 
 SCHEMA = 1
-KINDS = ("calibrated", "published", "roofline")
+KINDS = ("calibrated", "measured", "published", "roofline")  # measured: elsewhere
 GRIDS = {
     "widths": ("root", "root_per_tok", "expand", "expand_per_tok"),
     "nodes": ("verify", "verify_per_tok"),
@@ -45,10 +45,11 @@ class CostModel:
         time = table[setting] + table_per_tok[setting] * context_tok
 
     widths: rows of a draft forward: children of the root pass, nodes expanded. nodes: verify_nodes,
-    from 0; their tables never fall. Tables are linear between grid points; past the last nodes the
-    last segment continues, outside the widths the nearest one holds. candidate_ms: extra per child
-    of an expansion. first_ms: extra of a cycle's first expansion, which meets cold caches. A block
-    drafter's `root` has the whole price of drafting, `expand` the host's work of a level.
+    from 0; their tables never fall, since a tree can be padded to a larger forward that is cheaper.
+    Tables are linear between grid points; past the last nodes the last segment continues, outside
+    the widths the nearest one holds. candidate_ms: extra per child of an expansion. first_ms: extra
+    of a cycle's first expansion, which meets cold caches. A block drafter's `root` has the whole
+    price of drafting, `expand` the host's work of a level.
 
     >>> from specdec.costs.profiles import profile
     >>> costs = profile("ltd-a100-vicuna-13b")

@@ -1,16 +1,15 @@
-"""Cost models of other machines: published measurements (published.yml) and a GPU's roofline."""
+"""Cost models of other machines: measurements (published.yml) and a GPU's roofline."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from specdec import runs
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_name, door
-from specdec.stored import checked
 
 # Data sheets: memory bandwidth (GB/s), dense 16-bit tensor rate (TFLOP/s), fp32 accumulation.
 GPUS = {"rtx3090": (936, 71), "a100": (2039, 312), "h100": (3350, 989), "t4": (320, 65)}
@@ -24,10 +23,14 @@ HOSTS = {
     "eager": dict(launch_ms_per_layer=0.5, draft_host_ms=0.9),
     "graphs": dict(launch_ms_per_layer=0.02),
 }
-PUBLISHED = Path(__file__).with_name("published.yml")
 BYTES = 2.0  # per parameter
 # draft rows, as far as those of many texts reach (`CostModel.batched`)
 WIDTHS = (1, 2, 4, 8, 10, 16, 20, 32, 64, 96, 128, 192, 256, 288, 320, 384, 512)
+
+
+def sheet(gpu: str) -> dict[str, float]:
+    """The arguments of `roofline` in a GPU's data sheet."""
+    return dict(zip(("bandwidth_gb_per_s", "tflop_per_s"), GPUS[gpu], strict=True))
 
 
 @door
@@ -74,12 +77,12 @@ def roofline(
     expand, expand_per_tok = forward(np.array(WIDTHS), drafter_parameters, 1)
     root, root_per_tok = forward(np.ones(len(WIDTHS)), drafter_parameters, 1)
     gpu = f"{bandwidth_gb_per_s:g} GB/s, {tflop_per_s:g} TFLOP/s"
-    sheet = f"{parameters:.3g} + {drafter_parameters:.3g} parameters, {gpu}"
+    facts = f"{parameters:.3g} + {drafter_parameters:.3g} parameters, {gpu}"
     host = f"{launch_ms_per_layer:g} ms of launches per layer and {draft_host_ms:g} ms of host work"
     return CostModel(
         name,
         "roofline",
-        f"roofline, not measured: {sheet}, {host} per draft forward (assumed).",
+        f"roofline, not measured: {facts}, {host} per draft forward (assumed).",
         widths=WIDTHS,
         root=root + draft_host_ms,
         root_per_tok=root_per_tok,
@@ -95,13 +98,13 @@ def roofline(
 
 def _presets() -> dict[str, CostModel]:
     models = {}
-    for name, facts in runs.read_yaml(PUBLISHED).items():
-        models[name] = checked(CostModel, {**facts, "name": name}, PUBLISHED, "correct it")
-    for gpu, (bandwidth, rate) in GPUS.items():
-        for host, launches in HOSTS.items():
-            name = f"roofline-{gpu}-llama-8b-{host}"
-            sheet: dict[str, Any] = dict(bandwidth_gb_per_s=bandwidth, tflop_per_s=rate, name=name)
-            models[name] = roofline(**LLAMA_8B, **launches, **sheet)
+    for name, facts in runs.read_yaml(Path(__file__).with_name("published.yml")).items():
+        facts["ranges"] = {part: tuple(ends) for part, ends in facts["ranges"].items()}
+        models[name] = CostModel(**facts, name=name)
+    # the H100's were measured
+    for gpu, host in itertools.product(("rtx3090", "a100", "t4"), HOSTS):
+        name = f"roofline-{gpu}-llama-8b-{host}"
+        models[name] = roofline(**LLAMA_8B, **HOSTS[host], **sheet(gpu), name=name)
     return models
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
-import scipy
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -26,6 +25,9 @@ from specdec.core.tree_config import TreeConfig, tree_from
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError, check_kind
 from specdec.evaluation.methods import named_methods
+
+if TYPE_CHECKING:  # a GPU machine may lack it
+    import pandas as pd
 
 COLUMNS = ("prompt", "policy", "temperature", "dtype", "tokens", "accepted_tok")
 COLUMNS += ("equal", "first_divergence", "top2_gap", "gap", "tolerance", "near_tie")
@@ -125,6 +127,8 @@ def audit(
     >>> checked.passed, len(checked.rows)
     (True, 2)
     """
+    import pandas as pd
+
     policies = named_methods(policies or default_policies(seed))
     check_kind("prompts", prompts, list | tuple)
     prompts = ids_of_all(pair, prompts, max_new_tokens)
@@ -228,6 +232,8 @@ class ChiSquare:
 
 def chi_square(counts, probabilities) -> ChiSquare:
     """Are `counts` [C] draws from `probabilities` [C]? Cells that expect under five are pooled."""
+    import scipy
+
     counts = np.asarray(counts, dtype=float)
     probabilities = np.asarray(probabilities, dtype=float)
     draws = counts.sum()
@@ -262,6 +268,8 @@ def distribution_test(
     >>> distribution_test(pair, "What is 2 + 3?", specdec.Static(8, 2, 3), **few).passed
     True
     """
+    import pandas as pd
+
     sampling.setdefault("temperature", 1.0)
     if not sampling["temperature"] > 0:
         raise SpecdecError("distribution_test compares sampled text; set a temperature above 0.")

@@ -38,7 +38,7 @@ from specdec.replays.trace import Trace, open_trace
 
 RECORDING = Path(__file__).parents[1] / "report" / "recordings" / "scored"
 MACHINES = (
-    "roofline-h100-llama-8b-graphs",
+    "h100-llama-3.1-8b-graphs",
     "roofline-a100-llama-8b-eager",
     "roofline-rtx3090-llama-8b-graphs",
 )

@@ -120,6 +120,12 @@ def test_a_made_up_machine_is_measured_through_the_engine():
     wrong = calibrate_module.errors(dear, calibration.timings)
     assert wrong["cycle_median_frac"] > 0.1 and wrong["total_frac"] > 0.1
     assert wrong["tree_frac"] > 0.01 and wrong["trees"] > 1
+    # a first expansion is dearer by the same where fewer nodes are expanded than it has children
+    for row in calibration.timings.cycles:
+        if row["rows"] == row["top_k"]:
+            row["first_ms"] = np.nan
+    narrow = calibrate_module.fit(calibration.timings, name="narrow", provenance="")
+    assert narrow.first_ms == pytest.approx(machine.first_ms, rel=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore")  # so short a run on a busy machine may miss its mark

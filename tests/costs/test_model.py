@@ -108,6 +108,22 @@ def test_published_constants_give_the_papers_times():
     assert ltd.draft_ms(10, 10, 0) == pytest.approx(18.2)
 
 
+def test_an_h100_as_it_was_measured():
+    graphs, eager = profile("h100-llama-3.1-8b-graphs"), profile("h100-llama-3.1-8b-eager")
+    # cycles of the trees 60,7,10 and 128,7,10, of a chain of five and of 220,9,16
+    shapes = np.array([(10, 7, 60), (10, 7, 128), (1, 4, 5), (16, 9, 220)]).T
+    times_ms = pytest.approx([12.1827, 13.3005, 9.6438, 15.3759], rel=0.008)
+    assert graphs.cycle_ms(*shapes, 1024) == times_ms
+    assert graphs.step_ms([128, 1024, 4096]) == pytest.approx([6.61, 6.88, 7.2638], rel=0.012)
+    assert graphs.verify_ms(127, 1024) == graphs.verify_ms(128, 1024)  # padded, as cheaper
+    # 32 rows and 10 rows of a level, of 16 texts of 1,024 tokens
+    assert graphs.batched(16).verify_ms(31, 1024) == pytest.approx(15.8382, rel=0.03)
+    assert graphs.batched(16).expand_ms(10, 0) == pytest.approx(0.6703 + 0.045)
+    assert eager.cycle_ms(10, 7, 60, 1024) == pytest.approx(37.1843, rel=0.02)
+    for name, ms in {"ltd": 0.0376, "ltd_size": 0.0776, "radar": 0.1282, "resps": 0.2117}.items():
+        assert graphs.question_ms + graphs.policy_ms[name] == pytest.approx(ms, abs=1e-9)
+
+
 def test_a_roofline_by_hand():
     model = roofline(1e9, 1e8, **GPU, launch_ms_per_layer=0.1, draft_host_ms=0.3)
     # 2 GB at 1 TB/s, 10 launches

@@ -113,7 +113,7 @@ def both_ways(tiny, tmp_path_factory):
         replayed = compare.compare_replay(trace, round_costs(), policies, **charged)
         quiet = dict(limit=2, warmup=0, progress=False, max_new_tokens=8, seeds=2)
         live = compare_live.decode_live(tiny, policies, SUITES, BASELINES, **quiet)
-        timing = SimpleNamespace(begun=True, model=round_costs)
+        timing = SimpleNamespace(spent_s=1.0, model=round_costs)
         patch.setattr(compare_live, "Calibration", lambda pair, seconds: timing)
         again = compare_live.decode_live(tiny, policies, SUITES, BASELINES, calibration=1, **quiet)
     assert again.costs == round_costs() and live.costs is None

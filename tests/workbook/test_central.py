@@ -42,6 +42,8 @@ def test_speeds_over_the_tuned_tree_have_intervals_over_prompts():
 def test_prices_are_calibrated_or_from_data_sheets(tmp_path):
     COSTS.save(tmp_path / "costs-float32.json")
     assert central.costs_of("float32", tmp_path).verify == COSTS.verify
-    small = central.costs_of("h100-llama-8b-graphs", tmp_path)
+    small = central.costs_of("a100-llama-8b-graphs", tmp_path)
     large = central.costs_of("h100x8-llama-70b-graphs", tmp_path)
-    assert small.name == "roofline-h100-llama-8b-graphs" and large.step > small.step
+    measured = central.costs_of("h100-llama-3.1-8b-graphs", tmp_path)
+    assert small.name == "roofline-a100-llama-8b-graphs" and small.step > measured.step
+    assert measured.kind == "measured" and large.name == "roofline-h100x8-llama-70b-graphs"
