@@ -9,7 +9,7 @@ A chat answers one of PROMPTS, or the target makes one up: it continues one of O
 user's turn. Rows decode in lockstep, a token per step, each chat after chat into the same cache,
 where none sees the one before. What is drawn follows from (seed, number of the chat,
 position): a chat is the same in any row beside any others, up to rounding in shared products. The
-host reads what was written every few steps. No step is a CUDA graph, since no GPU was at hand.
+host reads what was written every few steps. No step is a CUDA graph: no GPU was there to try.
 
 The folder can be continued, also after a kill, and holds neither repetitions nor benchmark text.
 """
@@ -34,6 +34,7 @@ from tqdm.auto import tqdm
 
 from specdec import runs
 from specdec.core.pair import Pair
+from specdec.core.tree_config import check_memory
 from specdec.data.suites import DATA_VARIABLE, SUITES, load_suite, prompt_digest
 from specdec.errors import SpecdecError
 from specdec.models.kv_cache import TreeCache, aligned
@@ -261,19 +262,22 @@ class ChatWriter:
             free = torch.cuda.mem_get_info(device)[0] // 2
             rows = max(1, min(2048, free // (self.longest * target.cache_bytes_per_tok)))
         # 1. tables
-        parts = [torch.tensor([*ids, FREE]) for ids in self.forced]
+        parts = [torch.tensor([*ids, FREE], device=device) for ids in self.forced]
         pad = torch.nn.utils.rnn.pad_sequence
-        self.table = pad(parts, batch_first=True, padding_value=FREE).to(device)
+        self.table = pad(parts, batch_first=True, padding_value=FREE)
         temperatures, shares = zip(*TEMPERATURES, strict=True)
         self.degrees = torch.tensor(temperatures, device=device)
         self.edges = torch.tensor(shares[:-1], device=device).cumsum(0)
         ids = (self.pair.stop_tokens, self.turn_ends, self.breaks)
-        self.stops = [torch.tensor(sorted(part), device=device) for part in ids]
+        self.stops = [torch.tensor(sorted(part), dtype=torch.long, device=device) for part in ids]
         first = max(ended, default=-1) + 1
         gaps = [number for number in range(first) if number not in ended]
         self.numbers = torch.tensor([*gaps, first], device=device)
         # 2. every row is as if its chat had just ended
-        self.cache = TreeCache(target.num_layers, self.longest + READ_STEPS + 2)
+        capacity = self.longest + READ_STEPS + 2
+        size = rows * capacity * target.cache_bytes_per_tok
+        check_memory(f"a key-value cache of {rows} chats", size, device)
+        self.cache = TreeCache(target.num_layers, capacity)
         self.time = -1
         self.begun = torch.zeros((), dtype=torch.long, device=device)
         zeros = torch.zeros(rows, dtype=torch.long, device=device)
