@@ -261,7 +261,7 @@ def test_tokens_are_drawn_by_their_odds_and_chances_are_even():
     ]
 
 
-def test_layers_with_a_window_see_no_further(config):
+def test_layers_with_a_window_see_no_further_and_prompts_end(config):
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     window = dict(use_sliding_window=True, sliding_window=5, max_window_layers=1)
@@ -277,4 +277,10 @@ def test_layers_with_a_window_see_no_further(config):
         row = int(place.argmax())
         ids = torch.stack(tokens)[-int(place[row]) - 1 :, row]
         expected = pair.target.model(ids[None]).logits[0, -1]
+        # a prompt that goes on is dropped when it is as long as it may be
+        writer.begin({1})
+        lengths = []
+        for _ in range(6):
+            lengths += [len(ids) for _, ids, _, _, texts in writer.chats() if not texts]
     torch.testing.assert_close(logits[row], expected, rtol=1e-4, atol=1e-4)
+    assert min(lengths) == len(writer.before) + 30

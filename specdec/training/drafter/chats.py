@@ -168,7 +168,7 @@ def read_tokens(file: Path) -> list[Document]:
                 # the last one of a row was cut
                 for begin, end in pairwise(np.flatnonzero(head)):
                     chat = (row, slice(begin, end))
-                    heat = stored["heats"][chat][answer[chat]].max(initial=0) / 10
+                    heat = float(stored["heats"][chat][answer[chat]].max(initial=0)) / 10
                     pieces.append(Document(tokens[chat], answer[chat], heat))
     except (OSError, ValueError, KeyError, IndexError, SafetensorError) as error:
         raise unreadable(file, error, "tokens of chats", "write it anew") from error

@@ -242,12 +242,12 @@ class ChatWriter:
         self.prompts = read_prompts(PROMPTS)
         self.forced = [pair.ids_of(prompt) for prompt in self.prompts]
         self.prompt_end = len(self.before) + config.prompt_tok
-        longest = max(map(len, [*self.forced, range(self.prompt_end + len(self.after))]))
         for [opening] in read_prompts(OPENINGS):
             ids = tokenizer.encode(opening["content"], add_special_tokens=False)
             self.forced.append([*self.before, *ids])
         self.forced.append(self.after[1:])
-        self.longest = longest + config.answer_tok
+        prompt_tok = max(self.prompt_end + len(self.after), *map(len, self.forced))
+        self.longest = prompt_tok + config.answer_tok
         limit = pair.target.position_limit
         if limit is not None and self.longest > limit:
             why = f"a chat may grow to {self.longest} tokens, the target reads {limit}"
