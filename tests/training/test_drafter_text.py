@@ -228,9 +228,8 @@ def test_the_side_of_a_chat_follows_from_its_prompt():
     sides = [document(3)._replace(part=part, temperature=heat) for part, heat in PARTS]
     learned, held_out = split(sides, settings)
     assert [len(learned), held_out] == [1, sides[1:2]]
-    tokens = []
-    for n in range(400):
-        tokens.append(Document(np.array([n, 7, 7]), np.array([False, True, True])))
+    answer = np.array([False, True, True])
+    tokens = [Document(np.array([n, 7, 7]), answer) for n in range(400)]
     assert 60 < len(split(tokens, settings)[1]) < 140
     none = replace(settings, held_out_frac=1e-6)
     assert "of 3 conversations none are held out" in refusal(split, conversations[:3], none)

@@ -38,12 +38,10 @@ def config(tmp_path, monkeypatch):
 
 def chats_of(folder) -> dict[int, dict]:
     """Lines by the number of their chat."""
-    rows = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        for line in path.read_text().split("\n")[:-1]:
-            row = json.loads(line)
-            assert row["number"] not in rows
-            rows[row["number"]] = row
+    paths = sorted(folder.glob("*.jsonl"))
+    lines = "".join(path.read_text() for path in paths).split("\n")[:-1]
+    rows = {json.loads(line)["number"]: json.loads(line) for line in lines}
+    assert len(rows) == len(lines)
     return rows
 
 
@@ -108,15 +106,14 @@ def test_chats_in_bulk_are_those_that_plain_forwards_write_alone(tiny, config, t
         assert answer == tiny.text_of(ids[len(prompt) :])
         answer_tok += len(ids) - len(prompt)
     assert files.answer_tok == answer_tok >= 120 and files.ended == set(tokens)
-    assert rows[0]["messages"][0]["content"] == "What is 3 plus 4?"
-    assert rows[1]["messages"][0]["content"] == "Write two lines:\none and two"
+    questions = [rows[number]["messages"][0]["content"] for number in (0, 1)]
+    assert questions == ["What is 3 plus 4?", "Write two lines:\none and two"]
     assert {row["temperature"] for row in rows.values()} > {0.0}
     # training reads the same chats, in token ids
     documents = load_conversations(tmp_path / "out")
-    assert [item.ids.tolist() for item in documents] == [tokens[number][0] for number in rows]
-    assert [item.part for item in documents] == [row["part"] for row in rows.values()]
-    heats = [row["temperature"] for row in rows.values()]
-    assert [item.temperature for item in documents] == pytest.approx(heats)
+    for item, (number, row) in zip(documents, rows.items(), strict=True):
+        assert (item.ids.tolist(), item.part) == (tokens[number][0], row["part"])
+        assert item.temperature == pytest.approx(row["temperature"])
 
 
 def test_a_stopped_folder_is_continued_to_the_same_chats(tiny, config, tmp_path, monkeypatch):
@@ -130,8 +127,7 @@ def test_a_stopped_folder_is_continued_to_the_same_chats(tiny, config, tmp_path,
     assert len(shared) > 5 and all(whole[number] == parts[number] for number in shared)
     # no number is begun twice, and gaps are filled first
     assert sum(files.counts[fate] for fate in generate_data.FATES) == len(files.ended)
-    late = generate(tiny, config, tmp_path / "late", 90, minutes=0)
-    assert not late.ended and not chats_of(tmp_path / "late")
+    assert not generate(tiny, config, tmp_path / "late", 90, minutes=0).ended
     writer = ChatWriter(tiny, config)
     with tiny.inference(plain=True):
         writer.begin({0, 1, 3, 6})
@@ -143,9 +139,8 @@ def test_a_kill_loses_no_more_than_the_last_seconds(tiny, config, tmp_path, monk
     files = generate(tiny, config, tmp_path / "out", 60)
     # lines were written, and the process was killed before their tokens were
     newest = sorted((tmp_path / "out").glob("*.jsonl"))[-1]
-    line = json.dumps({"number": 10**6, "messages": []}) + "\n"
     before = newest.read_text()
-    newest.write_text(before + line)
+    newest.write_text(before + '{"number": 1000000, "messages": []}\n')
     again = generate(tiny, config, tmp_path / "out", 60)
     assert newest.read_text() == before
     assert (again.counts, again.ended) == (files.counts, files.ended)
@@ -199,11 +194,10 @@ def test_nothing_twice_and_nothing_of_a_benchmark(tmp_path, monkeypatch):
     assert [files.counts[name] for name in ("benchmark", "repeated", "kept")] == [2, 4, 2]
     add(*((f"Prompt {i}", f"Answer {i}") for i in range(200)))
     documents = load_conversations(tmp_path)
-    assert len(documents) == files.counts["kept"] == 202
-    assert all(item.ids.tolist() == ids.tolist() for item in documents)
-    held_out = [item.part for item in documents].count("held-out")
-    assert 30 < held_out < 70
-    assert held_out == [row["part"] for row in chats_of(tmp_path).values()].count("held-out")
+    assert [item.ids.tolist() for item in documents] == [ids.tolist()] * 202
+    parts = [item.part for item in documents]
+    assert 30 < parts.count("held-out") < 70
+    assert parts == [row["part"] for row in chats_of(tmp_path).values()]
 
 
 def test_rows_of_chats_are_read_and_odd_files_are_named(tmp_path):
@@ -249,7 +243,6 @@ def test_tokens_are_drawn_by_their_odds_and_chances_are_even():
         counts = torch.histc(values, 10, 0, 1)
         # 9 degrees, p = 0.001
         assert float(((counts - 400) ** 2 / 400).sum()) < 27.9
-    assert abs(float(torch.corrcoef(torch.stack((chances[1:], chances[:-1])))[0, 1])) < 0.05
     assert not torch.equal(chances, generate_data.chance(1, chats, 3))
     drawn = generate_data.draw(logits.bfloat16(), torch.full((4000,), 0.5), chances)
     counts, expected = torch.bincount(drawn, minlength=4), 4000 * (logits[0] / 0.5).softmax(-1)
