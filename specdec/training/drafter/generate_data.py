@@ -74,10 +74,11 @@ def generate_chats(
 ) -> ChatFiles:
     """Let the pair's target write chats into the folder `out`, and continue those in it.
 
-    It ends when the folder holds `tokens` answer tokens, or after `minutes`; chats that have not
-    ended by then are written when it is continued. Chats whose prompt or answer occurs in a suite
-    (embedded, or of SPECDEC_DATA) are dropped, and so are repetitions. Raises SpecdecError for a
-    target without a chat template, and for a folder of another target or other settings.
+    It ends when the folder holds `tokens` answer tokens, or after `minutes`. Chats that have not
+    ended by then are written when it is continued, so a run of few chats a row prefers short ones.
+    Chats whose prompt or answer occurs in a suite (embedded, or of SPECDEC_DATA) are dropped, and
+    so are repetitions. Raises SpecdecError for a target without a chat template, and for a folder
+    of another target or other settings.
     """
     # 1. the writer, and the folder of this target and these settings
     writer = ChatWriter(pair, config)
