@@ -15,6 +15,7 @@ from specdec.training.drafter import chats
 from specdec.training.drafter.chats import ChatList, Document, FixedText, StreamedText, split
 from specdec.training.drafter.presets import Budget, Settings
 
+PARTS = (("train", 0.0), ("held-out", 0.0), ("held-out", 0.7))
 USER = {"role": "user", "content": "Say wood."}
 
 
@@ -29,7 +30,7 @@ def document(length: int, token: int = 7) -> Document:
 
 def test_answers_are_found_under_a_template_with_their_end_of_turn():
     tokenizer = chat_target()[1]
-    ids, answer = chats.conversation_document(tokenizer, CHATS[0] + CHATS[1])
+    ids, answer, *_ = chats.conversation_document(tokenizer, CHATS[0] + CHATS[1])
     text = tokenizer.apply_chat_template(CHATS[0] + CHATS[1], tokenize=False)
     assert tokenizer.decode(ids) == text
     expected = "".join(chat[1]["content"] + tokenizer.eos_token for chat in CHATS[:2])
@@ -43,27 +44,25 @@ def test_a_template_that_rewrites_history_still_shows_its_answers(monkeypatch):
     later = "{{ m['content'] ~ '|' }}{%- endif %}{%- endfor %}{{ '\\n' }}"
     template = "{%- for m in messages %}" + earlier + later
     monkeypatch.setattr(tokenizer, "chat_template", template)
-    ids, answer = chats.conversation_document(tokenizer, CHATS[0] + CHATS[1])
+    ids, answer, *_ = chats.conversation_document(tokenizer, CHATS[0] + CHATS[1])
     content = [chat[1]["content"] for chat in CHATS[:2]]
     assert "".join(tokenizer.decode(ids[answer]).split()) == "".join("".join(content).split())
 
 
-def test_sampled_answers_stay_as_they_are_and_odd_lines_are_read_or_named(tmp_path):
+def test_tokens_stay_as_they_are_and_odd_lines_are_read_or_named(tmp_path):
     tokenizer = chat_target()[1]
-    answer_message = {"role": "assistant", "content": "wo\u2028od"}
-    sampled = {"messages": [USER, answer_message], "temperature": 0.7, "answer_ids": [9, 8, 7, 2]}
-    alone = {"messages": [USER], "answer_ids": [5], "part": "held-out"}
-    rows = [alone, {"messages": CHATS[0]}]
-    (tmp_path / "2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "1.jsonl").write_text(json.dumps(sampled, ensure_ascii=False))
-    first, second, third = chats.load_conversations(tmp_path)
-    assert first[1] == answer_message | {"answer_ids": [9, 8, 7, 2], "temperature": 0.7}
-    assert (second[1]["part"], second[1]["content"], third) == ("held-out", "", CHATS[0])
-    ids, answer = chats.conversation_document(tokenizer, second)
-    prompt = tokenizer.apply_chat_template([USER], add_generation_prompt=True, return_dict=False)
-    assert ids.tolist() == [*prompt, 5] and answer.tolist() == [False] * len(prompt) + [True]
-    foreign = [USER, answer_message | {"answer_ids": [10**6]}]
+    tokens = document(4)
+    assert chats.conversation_document(tokenizer, tokens) is tokens
+    foreign = document(4, 10**6)
     assert "another tokenizer" in refusal(chats.conversation_document, tokenizer, foreign)
+    # tokens are neither answered anew nor rendered
+    source = ChatList([tokens, document(5)])
+    assert source.prompts(0, 2) == [] and source.key != ChatList([tokens, document(6)]).key
+    answer = {"role": "assistant", "content": "wo\u2028od"}
+    (tmp_path / "2.jsonl").write_text(json.dumps({"messages": CHATS[0]}) + "\n\n")
+    line = json.dumps({"messages": [USER, answer], "number": 3}, ensure_ascii=False)
+    (tmp_path / "1.jsonl").write_text(line)
+    assert chats.load_conversations(tmp_path) == [[USER, answer], CHATS[0]]
     for bad in ({}, {"messages": [{"role": "robot", "content": "a"}]}):
         (tmp_path / "1.jsonl").write_text(json.dumps({"messages": [USER]} | bad))
         assert "1.jsonl, line 1: not a chat" in refusal(chats.load_conversations, tmp_path)
@@ -225,6 +224,13 @@ def test_the_side_of_a_chat_follows_from_its_prompt():
     for frac, sides in ((0.0, (2, 1)), (1.0, (1, 1))):
         sides_of = split(marked, replace(settings, held_out_frac=frac))
         assert tuple(map(len, sides_of)) == sides, "sampled answers are not measured on"
+    # tokens say it themselves, or are placed by their prompt
+    sides = [document(3)._replace(part=part, temperature=heat) for part, heat in PARTS]
+    learned, held_out = split(sides, settings)
+    assert [len(learned), held_out] == [1, sides[1:2]]
+    answer = np.array([False, True, True])
+    tokens = [Document(np.array([n, 7, 7]), answer) for n in range(400)]
+    assert 60 < len(split(tokens, settings)[1]) < 140
     none = replace(settings, held_out_frac=1e-6)
     assert "of 3 conversations none are held out" in refusal(split, conversations[:3], none)
 

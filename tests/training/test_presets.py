@@ -32,7 +32,7 @@ DIGESTS = {
     "settings": "fa3d1eccf2c7",
     "losses": "e46348c6be72",
     "objectives": "b844ebc3a9da",
-    "texts": "456be693494a",
+    "texts": "7b5fdfb2ae0f",
     "budgets": "f2b10eb6cfad",
     "controllers": "e142a1f0ce41",
     "terms": "531d61a7311d",
@@ -50,7 +50,7 @@ def test_constants_of_texts():
     assert (PAID_FRAC, eagle3.MEASURED_BATCHES) == (0.2, 8)
     assert (chats.ANSWERED_ROWS, chats.ANSWER_TEMPERATURE) == (64, 0.8)
     # a folder of chats is continued only with the same ones
-    assert (generate_data.SHARD, generate_data.HOLD_OUT) == (64, 0.02)
+    assert generate_data.HOLD_OUT == 0.02
     assert generate_data.PROMPT_TEMPERATURE == 0.9
     assert generate_data.TEMPERATURES == ((0.0, 0.6), (0.7, 0.2), (1.0, 0.2))
 

@@ -1,21 +1,23 @@
 """Generated chats: the target's own, nothing twice, nothing of a benchmark, resumable."""
 
 import json
-import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from fakes.chats import chat_target
 from fakes.refusals import refusal
+from safetensors.numpy import load_file
 
 import specdec
-from specdec import runs
 from specdec.data.suites import prompt_digest
 from specdec.training.drafter import generate_data
-from specdec.training.drafter.chats import load_conversations
+from specdec.training.drafter.chats import ANSWER, TOKENS, load_conversations
 from specdec.training.drafter.generate_data import (
     ChatConfig,
     ChatFiles,
+    ChatWriter,
     benchmark_texts,
     generate_chats,
     read_prompts,
@@ -26,90 +28,141 @@ GIVEN = "What is 3 plus 4?\nWrite two lines:\\none and two\n"
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
-    """Short chats, three to a shard, after two given prompts."""
-    monkeypatch.setattr(generate_data, "SHARD", 3)
+    """Short chats after two given prompts, six to a part."""
+    monkeypatch.setattr(generate_data, "PART", 6)
     path = tmp_path / "given.txt"
     path.write_text(GIVEN)
     monkeypatch.setattr(generate_data, "PROMPTS", path)
     return ChatConfig(seed=5, rows=4, prompt_tok=40, answer_tok=12)
 
 
-def chats_of(folder):
-    rows = []
-    for path in sorted(folder.glob("*.jsonl")):
-        rows += [json.loads(line) for line in path.read_text().split("\n") if line]
+def chats_of(folder) -> dict[int, dict]:
+    """Lines by the number of their chat."""
+    paths = sorted(folder.glob("*.jsonl"))
+    lines = "".join(path.read_text() for path in paths).split("\n")[:-1]
+    rows = {json.loads(line)["number"]: json.loads(line) for line in lines}
+    assert len(rows) == len(lines)
     return rows
-
-
-def shards_of(folder):
-    return {path.name: path.read_text() for path in sorted(folder.glob("chats-*.jsonl"))}
 
 
 def generate(pair, config, folder, tokens=1, **options):
     return generate_chats(pair, config, folder, tokens=tokens, progress=False, **options)
 
 
-def slow_chat(pair, config, number: int) -> tuple[str, list[int]]:
-    """(question, ids of its answer) of a made-up chat, each token by a forward of the text."""
+def slow_chat(pair, config, number: int) -> tuple[list[int], list[int]]:
+    """(ids, roles) of a made-up chat, each token by a forward of the text so far."""
+    chat = torch.tensor([number])
     template = pair.ids_of([{"role": "user", "content": "USERTEXT"}])
     marker = pair.tokenizer.encode("USERTEXT", add_special_tokens=False)
     begin = template.index(marker[0])
+    after = template[begin + len(marker) :]
     special = pair.stop_tokens | set(pair.tokenizer.all_special_ids)
-    rng = random.Random(f"chats/{config.seed}/{number}")
-    values, shares = zip(*generate_data.TEMPERATURES, strict=True)
-    temperature = rng.choices(values, shares)[0]
+    share = float(generate_data.chance(config.seed, chat, -1))
+    temperature = 0.0 if share < 0.6 else 0.7 if share < 0.8 else 1.0
+    openings = read_prompts(generate_data.OPENINGS)
+    share = float(generate_data.chance(config.seed, chat, -2))
+    ids = template[:begin]
+    [opening] = openings[int(share * len(openings))]
+    ids += pair.tokenizer.encode(opening["content"], add_special_tokens=False)
+    roles = [0] * len(ids)
 
-    def continued(ids, limit, stops, heat):
-        written = []
-        while len(written) < limit and not (written and written[-1] in stops):
+    def continued(limit, stops, heat, role):
+        for _ in range(limit):
             with torch.no_grad():
-                logits = pair.target.model(torch.tensor([[*ids, *written]])).logits[0, -1]
-            written.append(generate_data.draw(logits, heat, rng))
-        return written
+                logits = pair.target.model(torch.tensor([ids])).logits[:, -1]
+            draws = generate_data.chance(config.seed, chat, len(ids))
+            ids.append(int(generate_data.draw(logits, torch.tensor([heat]), draws)))
+            roles.append(role)
+            if ids[-1] in stops:
+                break
 
-    [opening] = rng.choice(read_prompts(generate_data.OPENINGS))
-    ids = pair.tokenizer.encode(opening["content"], add_special_tokens=False)
-    ids += continued([*template[:begin], *ids], config.prompt_tok - len(ids), special, 0.9)
-    question = pair.tokenizer.decode(ids[:-1]).strip()
-    prompt = pair.ids_of([{"role": "user", "content": question}])
-    return question, continued(prompt, config.answer_tok, pair.stop_tokens, temperature)
+    continued(begin + config.prompt_tok - len(ids), special, 0.9, 1)
+    assert ids[-1] == after[0]
+    ids += after[1:]
+    roles[-1:] = [0] * len(after)
+    continued(config.answer_tok, pair.stop_tokens, temperature, 2)
+    return ids, roles
 
 
-def test_chats_are_those_that_plain_forwards_write(tiny, config, tmp_path):
+def test_chats_in_bulk_are_those_that_plain_forwards_write_alone(tiny, config, tmp_path):
     files = generate(tiny, config, tmp_path / "out", 120)
-    rows = chats_of(tmp_path / "out")
-    assert files.answer_tok == sum(len(row["answer_ids"]) for row in rows) >= 120
-    assert len(load_conversations(tmp_path / "out")) == len(rows)
-    questions = [row["messages"][0]["content"] for row in rows]
-    assert questions[:2] == ["What is 3 plus 4?", "Write two lines:\none and two"]
-    for row, question in zip(rows[2:], questions[2:], strict=True):
-        assert (question, row["answer_ids"]) == slow_chat(tiny, config, row["number"])
-        assert row["messages"][1]["content"] == tiny.text_of(row["answer_ids"])
-    assert {row["temperature"] for row in rows} > {0.0}
+    rows, tokens = chats_of(tmp_path / "out"), {}
+    for path in sorted((tmp_path / "out").glob(f"*{TOKENS}")):
+        part = load_file(path)
+        assert (part["tokens"].dtype, part["roles"].dtype) == (np.uint16, np.uint8)
+        ends = part["lengths"].cumsum()
+        for number, end, length in zip(part["numbers"], ends, part["lengths"], strict=True):
+            chat = slice(end - length, end)
+            tokens[int(number)] = part["tokens"][chat].tolist(), part["roles"][chat].tolist()
+    answer_tok = 0
+    for number, row in rows.items():
+        ids, roles = tokens[number]
+        question, answer = (message["content"] for message in row["messages"])
+        prompt = tiny.ids_of([{"role": "user", "content": question}])
+        if number >= 2:
+            assert (ids, roles) == slow_chat(tiny, config, number), number
+        assert ids[: len(prompt)] == prompt and 2 not in roles[: len(prompt)]
+        assert roles[len(prompt) :] == [2] * (len(ids) - len(prompt))
+        assert answer == tiny.text_of(ids[len(prompt) :])
+        answer_tok += len(ids) - len(prompt)
+    assert files.answer_tok == answer_tok >= 120 and files.ended == set(tokens)
+    questions = [rows[number]["messages"][0]["content"] for number in (0, 1)]
+    assert questions == ["What is 3 plus 4?", "Write two lines:\none and two"]
+    assert {row["temperature"] for row in rows.values()} > {0.0}
+    # training reads the same chats, in token ids
+    documents = load_conversations(tmp_path / "out")
+    for item, (number, row) in zip(documents, rows.items(), strict=True):
+        assert (item.ids.tolist(), item.part) == (tokens[number][0], row["part"])
+        assert item.temperature == pytest.approx(row["temperature"])
 
 
-def test_a_stopped_folder_is_continued_to_the_same_chats(tiny, config, tmp_path):
-    generate(tiny, config, tmp_path / "whole", 90)
-    whole = shards_of(tmp_path / "whole")
-    assert len(whole) > 2
-    for tokens in (1, 50, 90):
+def test_a_stopped_folder_is_continued_to_the_same_chats(tiny, config, tmp_path, monkeypatch):
+    generate(tiny, config, tmp_path / "whole", 100)
+    whole = chats_of(tmp_path / "whole")
+    for tokens in (1, 50, 100):
         files = generate(tiny, replace(config, rows=3), tmp_path / "parts", tokens)
         assert files.answer_tok >= tokens
-    assert shards_of(tmp_path / "parts") == whole
-    folders = (tmp_path / "whole", tmp_path / "parts")
-    manifests = [runs.read_json(folder / "manifest.json") for folder in folders]
-    assert manifests[0] == manifests[1]
-    generate(tiny, config, tmp_path / "late", 90, minutes=0)
-    assert shards_of(tmp_path / "late") == {}
+    parts = chats_of(tmp_path / "parts")
+    shared = whole.keys() & parts.keys()
+    assert len(shared) > 5 and all(whole[number] == parts[number] for number in shared)
+    # no number is begun twice, and gaps are filled first
+    assert sum(files.counts[fate] for fate in generate_data.FATES) == len(files.ended)
+    assert not generate(tiny, config, tmp_path / "late", 90, minutes=0).ended
+    writer = ChatWriter(tiny, config)
+    with tiny.inference(plain=True):
+        writer.begin({0, 1, 3, 6})
+    assert writer.chat.tolist() == [2, 4, 5, 7] and int(writer.begun) == 4
 
 
-def test_an_unfinished_write_is_written_again_and_other_chats_are_refused(tiny, config, tmp_path):
-    files = generate(tiny, config, tmp_path)
-    # killed before the manifest knew of it
-    extra = tmp_path / f"chats-{files.counts['shards']:05d}.jsonl"
-    extra.write_text((tmp_path / "chats-00000.jsonl").read_text())
-    again = generate(tiny, config, tmp_path)
-    assert not extra.exists() and again.counts == files.counts
+def test_a_kill_loses_no_more_than_the_last_seconds(tiny, config, tmp_path, monkeypatch):
+    monkeypatch.setattr(generate_data, "SAVE_S", 0.0)
+    files = generate(tiny, config, tmp_path / "out", 60)
+    # lines were written, and the process was killed before their tokens were
+    newest = sorted((tmp_path / "out").glob("*.jsonl"))[-1]
+    before = newest.read_text()
+    newest.write_text(before + '{"number": 1000000, "messages": []}\n')
+    again = generate(tiny, config, tmp_path / "out", 60)
+    assert newest.read_text() == before
+    assert (again.counts, again.ended) == (files.counts, files.ended)
+    written = []
+    save = ChatFiles.save
+
+    def killed(self):
+        save(self)
+        written.append(self.answer_tok)
+        if len(written) == 3:
+            monkeypatch.setattr(ChatFiles, "save", lambda self: None)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ChatFiles, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        generate(tiny, config, tmp_path / "cut", 10**6)
+    stored = load_conversations(tmp_path / "cut")
+    assert sum(int(item.answer.sum()) for item in stored) == written[-1] > 0
+
+
+def test_other_chats_are_refused(tiny, config, tmp_path):
+    generate(tiny, config, tmp_path)
     half, new = specdec.load_pair("tiny", dtype="bfloat16"), tmp_path / "new"
     for pair, changes, folder, words in (
         (tiny, {"seed": 6}, tmp_path, "made with another settings"),
@@ -119,54 +172,47 @@ def test_an_unfinished_write_is_written_again_and_other_chats_are_refused(tiny, 
         assert words in refusal(generate, pair, replace(config, **changes), folder)
 
 
-def chat(prompt, answer="Something.", ids=(7, 8)):
-    messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
-    return {"temperature": 0.0, "messages": messages, "answer_ids": list(ids)}
-
-
-def followed(first: dict, question: str, answer: str) -> dict:
-    """A chat with a further question."""
-    messages = [*first["messages"], *chat(question, answer)["messages"]]
-    return first | {"messages": messages}
-
-
 def test_nothing_twice_and_nothing_of_a_benchmark(tmp_path, monkeypatch):
-    monkeypatch.setattr(generate_data, "SHARD", 6)
-    monkeypatch.setattr(generate_data, "HOLD_OUT", 0.0)
-    prompt, reference = list(benchmark_texts())[:2]
-    (tmp_path / "own.jsonl").write_text(json.dumps(chat("Old.", "An old answer.")) + "\n")
-    files = ChatFiles(tmp_path, {"seed": 1})
-    assert files.answer_tok == 2
-    repeated, known = chat(" ONE. ", "Two."), chat(f"{prompt.upper()}\n")
-    silent, fresh = chat("two.", " "), chat("New", "Fresh\u2028 one")
-    files.write(enumerate([None, chat("One."), silent, repeated, known, fresh]))
-    assert [row["number"] for row in chats_of(tmp_path) if "number" in row] == [1, 5]
-    expected = dict(unfinished=1, kept=2, empty=1, repeated=1, benchmark=1, shards=1, train_tok=6)
-    assert files.counts == expected
-    again = ChatFiles(tmp_path, {"seed": 1})
-    assert again.counts == expected and again.next_numbers == range(6, 12)
-    repeated = [chat("old.", "x"), chat("y", "an OLD  answer."), chat("z", "fresh one")]
-    again.write(enumerate([chat("Three", reference), *repeated], 6))
-    counts = [again.counts[name] for name in ("benchmark", "repeated", "kept")]
-    assert counts == [2, 4, 2]
-
-
-def test_a_second_question_may_follow_many_chats_and_stays_in_their_part(tmp_path, monkeypatch):
     monkeypatch.setattr(generate_data, "HOLD_OUT", 0.25)
-    reference = list(benchmark_texts())[1]
-    files = ChatFiles(tmp_path, {})
-    rows = []
-    for i in range(200):
-        first = chat(f"Prompt {i}", f"Answer {i}")
-        rows += [first, followed(first, "Shorter.", f"Short {i}")]
-    again = followed(rows[0], "Shorter.", "Other.")
-    benchmark = followed(chat("One", reference), "Shorter.", "Fine.")
-    files.write(enumerate([*rows, again, benchmark]))
-    counts = [files.counts[name] for name in ("kept", "repeated", "benchmark")]
-    assert counts == [400, 1, 1]
-    parts = [row["part"] for row in chats_of(tmp_path)]
-    assert parts[::2] == parts[1::2] and 30 < parts[::2].count("held-out") < 70
-    assert files.counts["held_out_tok"] == 2 * parts.count("held-out")
+    prompt, reference = list(benchmark_texts())[:2]
+    ids, roles = np.arange(70_000, 70_004), np.array([0, 1, ANSWER, ANSWER])
+    files = ChatFiles(tmp_path, {"seed": 1}, 100_000)
+
+    def add(*chats):
+        for texts in chats:
+            files.add(len(files.ended), ids, roles, 0.7, list(texts))
+        files.save()
+
+    repeated, benchmark = (" ONE. ", "Two."), (f"{prompt.upper()}\n", "Something.")
+    add((), ("One.", "Something."), ("two.", " "), repeated, benchmark, ("New", "Fresh\u2028 one"))
+    assert list(chats_of(tmp_path)) == [1, 5]
+    expected = dict(unfinished=1, kept=2, empty=1, repeated=1, benchmark=1, answer_tok=4)
+    assert files.counts == expected
+    files = ChatFiles(tmp_path, {"seed": 1}, 100_000)
+    assert files.counts == expected and files.ended == set(range(6))
+    add(("Three", reference), ("one.", "x"), ("y", "SOMETHING."), ("z", "fresh one"))
+    assert [files.counts[name] for name in ("benchmark", "repeated", "kept")] == [2, 4, 2]
+    add(*((f"Prompt {i}", f"Answer {i}") for i in range(200)))
+    documents = load_conversations(tmp_path)
+    assert [item.ids.tolist() for item in documents] == [ids.tolist()] * 202
+    parts = [item.part for item in documents]
+    assert 30 < parts.count("held-out") < 70
+    assert parts == [row["part"] for row in chats_of(tmp_path).values()]
+
+
+def test_rows_of_chats_are_read_and_odd_files_are_named(tmp_path):
+    tokens = np.array([[1, 4, 9, 2, 5, 8, 2, 1, 4, 7, 1, 4], [1, 4, 2, 5, 6, 2, 1, 4, 9, 2, 5, 1]])
+    roles = np.array([[0, 0, 1, 1, 0, 2, 2, 0, 0, 1, 0, 0], [0, 0, 1, 0, 2, 2, 0, 0, 1, 1, 0, 2]])
+    path = tmp_path / "tokens-0.npz"
+    heats = np.where(roles == 2, 7, 9).astype(np.uint8)
+    np.savez(path, tokens=tokens.astype(np.uint16), roles=roles.astype(np.uint8), heats=heats)
+    # a chat without an answer, and the last one of a row, are left out
+    first, second = load_conversations(tmp_path)
+    assert first.ids.tolist() == [1, 4, 9, 2, 5, 8, 2] and second.ids.tolist() == [1, 4, 2, 5, 6, 2]
+    assert first.answer.tolist() == [False] * 5 + [True] * 2
+    assert (first.temperature, first.part) == (0.7, None)
+    (tmp_path / f"bad{TOKENS}").write_bytes(b"nothing")
+    assert "tokens of chats" in refusal(load_conversations, tmp_path)
 
 
 def test_benchmarks_and_prompts_are_read_from_files(tmp_path, monkeypatch):
@@ -188,11 +234,46 @@ def test_own_texts_are_many_and_of_no_benchmark(path):
     assert not set(digests) & {prompt_digest(text) for text in benchmark_texts()}
 
 
-def test_tokens_are_drawn_by_their_odds():
-    logits, rng = torch.tensor([0.0, 2.0, 1.0, -30.0]), random.Random(0)
-    assert generate_data.draw(logits, 0, rng) == 1
-    drawn = [generate_data.draw(logits.bfloat16(), 0.5, rng) for _ in range(4000)]
-    counts = torch.bincount(torch.tensor(drawn), minlength=4)
-    expected = 4000 * (logits / 0.5).softmax(-1)
+def test_tokens_are_drawn_by_their_odds_and_chances_are_even():
+    logits = torch.tensor([0.0, 2.0, 1.0, -30.0]).expand(4000, 4)
+    chats = torch.arange(4000)
+    chances = generate_data.chance(2**62, chats, 3)
+    assert 0 <= float(chances.min()) and float(chances.max()) < 1
+    for values in (chances, generate_data.chance(0, chats[:1], chats)):
+        counts = torch.histc(values, 10, 0, 1)
+        # 9 degrees, p = 0.001
+        assert float(((counts - 400) ** 2 / 400).sum()) < 27.9
+    assert not torch.equal(chances, generate_data.chance(1, chats, 3))
+    drawn = generate_data.draw(logits.bfloat16(), torch.full((4000,), 0.5), chances)
+    counts, expected = torch.bincount(drawn, minlength=4), 4000 * (logits[0] / 0.5).softmax(-1)
     # 2 degrees, p = 0.001
     assert float(((counts - expected)[:3] ** 2 / expected[:3]).sum()) < 13.8 and counts[3] == 0
+    assert generate_data.draw(logits[:2], torch.zeros(2), torch.tensor([0.0, 0.99])).tolist() == [
+        1,
+        1,
+    ]
+
+
+def test_layers_with_a_window_see_no_further_and_prompts_end(config):
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    window = dict(use_sliding_window=True, sliding_window=5, max_window_layers=1)
+    model, tokenizer = chat_target(Qwen2ForCausalLM, Qwen2Config, **window)
+    pair = specdec.load_pair(target=model, tokenizer=tokenizer)
+    writer = ChatWriter(pair, replace(config, prompt_tok=30))
+    assert len(pair.target.kinds) == 2
+    with pair.inference(plain=True):
+        writer.begin(set())
+        tokens = [writer.step()[0] for _ in range(20)]
+        place = writer.time - writer.start
+        logits = writer._logits(place)
+        row = int(place.argmax())
+        ids = torch.stack(tokens)[-int(place[row]) - 1 :, row]
+        expected = pair.target.model(ids[None]).logits[0, -1]
+        # a prompt that goes on is dropped when it is as long as it may be
+        writer.begin({1})
+        lengths = []
+        for _ in range(6):
+            lengths += [len(ids) for _, ids, _, _, texts in writer.chats() if not texts]
+    torch.testing.assert_close(logits[row], expected, rtol=1e-4, atol=1e-4)
+    assert max(lengths, key=lengths.count) == len(writer.before) + 30

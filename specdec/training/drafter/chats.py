@@ -12,6 +12,7 @@ import json
 import random
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from os.path import commonprefix
 from pathlib import Path
 from typing import NamedTuple
@@ -19,47 +20,47 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 from tqdm.auto import tqdm
 
 from specdec import runs
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, unreadable
 from specdec.stored import json_line, read_text
 from specdec.training.drafter.objective import TokenBatch
 from specdec.training.drafter.presets import Budget, Settings
 
 # replaces an answer, to see what is around it
 MARK = "\ue000answer\ue001"
+USER, ANSWER = 1, 2  # roles of tokens in files of tokens; 0 are the template's and given ones
+TOKENS = ".tokens.safetensors"
 
 
 class Document(NamedTuple):
-    """One text: ids [T], and answer [T], the tokens an assistant wrote, end of turn included."""
+    """One text: ids [T], and answer [T], the tokens an assistant wrote, end of turn included.
+
+    temperature and part ("held-out": only measured on): of a chat that the target wrote.
+    """
 
     ids: np.ndarray
     answer: np.ndarray
+    temperature: float = 0.0
+    part: str | None = None
 
 
-def conversation_document(tokenizer, messages: list[dict]) -> Document:
-    """A whole conversation under the tokenizer's own chat template.
+def conversation_document(tokenizer, messages: list[dict] | Document) -> Document:
+    """A whole conversation under the tokenizer's own chat template, or what is one already.
 
     An answer starts where the generation prompt ends (or at the content, if the template alters
-    history) and includes the end-of-turn token. A last message with `answer_ids` is used as
-    sampled, token by token, and is the only answer. Raises SpecdecError without a chat template.
+    history) and includes the end-of-turn token. Raises SpecdecError without a chat template.
     """
+    if isinstance(messages, Document):
+        if messages.ids.max() >= len(tokenizer):
+            raise SpecdecError("these tokens are of another tokenizer; take the target's own.")
+        return messages
     if not getattr(tokenizer, "chat_template", None):
         why = "the tokenizer has no chat template"
         raise SpecdecError(f"{why}; set tokenizer.chat_template before reading chats.")
-    # 1. an answer with the ids that were sampled
-    if "answer_ids" in messages[-1]:
-        sampled = messages[-1]["answer_ids"]
-        if max(sampled) >= len(tokenizer):
-            raise SpecdecError("the answer_ids are of another tokenizer; take the target's.")
-        text = tokenizer.apply_chat_template(
-            messages[:-1], tokenize=False, add_generation_prompt=True
-        )
-        prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
-        ids = np.array([*prompt, *sampled], dtype=np.int64)
-        return Document(ids, np.arange(len(ids)) >= len(prompt))
-    # 2. answers as texts
     text = tokenizer.apply_chat_template(messages, tokenize=False)
     coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     starts = np.array(coded["offset_mapping"], dtype=np.int64).reshape(-1, 2)[:, 0]
@@ -95,17 +96,20 @@ def _answer_span(tokenizer, messages: list[dict], index: int, text: str) -> tupl
     return len(prompt), end
 
 
-def load_conversations(path: Path) -> list[list[dict]]:
-    """Chats of a JSONL file, or of all *.jsonl files of a folder in the order of their names.
+def load_conversations(path: Path) -> list:
+    """Chats of a file, or of all files of a folder in the order of their names.
 
-    One object per line with `messages` of role and content. With `answer_ids` (the ids that the
-    target sampled), these, `temperature` and `part` ("held-out": only measured on) are stored in
-    the last message, the answer; it may be missing from `messages`.
+    JSONL: one object per line with `messages` of role and content. A folder that holds files of
+    tokens (`read_tokens`) is read from these alone.
     """
     path = Path(path)
-    chats = []
-    for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
-        chats += read_chats(file)
+    files = [path]
+    if path.is_dir():
+        files = sorted(path.glob(f"*{TOKENS}")) or sorted(path.glob("*.npz"))
+        files = files or sorted(path.glob("*.jsonl"))
+    chats: list = []
+    for file in files:
+        chats += read_tokens(file) if file.suffix in (".safetensors", ".npz") else read_chats(file)
     if not chats:
         raise SpecdecError(f"{path} holds no conversation; write one chat per line as JSON.")
     return chats
@@ -130,23 +134,45 @@ def read_chats(file: Path) -> list[list[dict]]:
 def _parse_chat(record: dict) -> list[dict]:
     messages = []
     for turn in record["messages"]:
-        if turn["role"] not in ("user", "assistant", "system") or not isinstance(
-            turn["content"], str
-        ):
+        is_turn = turn["role"] in ("user", "assistant", "system")
+        if not is_turn or not isinstance(turn["content"], str):
             raise TypeError("a message needs a role and a text")
         messages.append({"role": turn["role"], "content": turn["content"]})
-    if "answer_ids" in record:
-        ids = record["answer_ids"]
-        if not ids or not all(type(token) is int for token in ids):
-            raise TypeError("answer_ids must be a list of token ids")
-        if messages[-1]["role"] != "assistant":
-            messages.append({"role": "assistant", "content": ""})
-        messages[-1] |= {"answer_ids": ids, "temperature": record.get("temperature")}
-        if "part" in record:
-            messages[-1]["part"] = record["part"]
-    elif not any(turn["role"] == "assistant" and turn["content"].strip() for turn in messages):
+    if not any(turn["role"] == "assistant" and turn["content"].strip() for turn in messages):
         raise TypeError("no assistant turn to train on")
     return messages
+
+
+def read_tokens(file: Path) -> list[Document]:
+    """Chats of a file of `generate_data`, or of an .npz with rows of chats one after the other.
+
+    The latter holds tokens, roles and heats (tenths of the temperature), [rows, T] each; every row
+    begins with a chat, and the first two tokens of a chat occur nowhere else.
+    """
+    load = np.load if Path(file).suffix == ".npz" else load_file
+    try:
+        stored = dict(load(file))
+        tokens, roles = stored["tokens"].astype(np.int64), stored["roles"]
+        answer = roles == ANSWER
+        pieces = []
+        if "lengths" in stored:
+            ends = stored["lengths"].cumsum()
+            of_chats = (ends, stored["lengths"], stored["temperatures"], stored["held_out"])
+            for end, length, temperature, held_out in zip(*of_chats, strict=True):
+                chat = slice(end - length, end)
+                part = "held-out" if held_out else "train"
+                pieces.append(Document(tokens[chat], answer[chat], float(temperature), part))
+        else:
+            heads = (tokens[:, :-1] == tokens[0, 0]) & (tokens[:, 1:] == tokens[0, 1])
+            for row, head in enumerate(heads & (roles[:, :-1] == 0)):
+                # the last one of a row was cut
+                for begin, end in pairwise(np.flatnonzero(head)):
+                    chat = (row, slice(begin, end))
+                    heat = float(stored["heats"][chat][answer[chat]].max(initial=0)) / 10
+                    pieces.append(Document(tokens[chat], answer[chat], heat))
+    except (OSError, ValueError, KeyError, IndexError, SafetensorError) as error:
+        raise unreadable(file, error, "tokens of chats", "write it anew") from error
+    return [piece for piece in pieces if piece.answer.any()]
 
 
 class ChatList:
@@ -154,11 +180,16 @@ class ChatList:
 
     def __init__(self, conversations: Sequence[list[dict]]):
         self.conversations = list(conversations)
-        self.key = runs.content_key(chats=self.conversations)
+        chats: list = []
+        for chat in self.conversations:
+            if isinstance(chat, Document):
+                chat = hashlib.sha256(chat.ids.tobytes() + chat.answer.tobytes()).hexdigest()
+            chats.append(chat)
+        self.key = runs.content_key(chats=chats)
 
     def prompts(self, seed: int, count: int) -> list[list[dict]]:
-        """At most `count` conversations whose answers the target will rewrite."""
-        return self.conversations[:count]
+        """At most `count` conversations whose answers the target will rewrite; no Documents."""
+        return [chat for chat in self.conversations if not isinstance(chat, Document)][:count]
 
     def stream(self, block_seed: str) -> Iterator[list[dict]]:
         """Conversations of one block of rows."""
@@ -169,7 +200,7 @@ class ChatList:
 
 def cut(document: Document, length: int) -> Document:
     """Its first `length` tokens."""
-    return Document(document.ids[:length], document.answer[:length])
+    return document._replace(ids=document.ids[:length], answer=document.answer[:length])
 
 
 def first_fit(lengths: Sequence[int], length: int) -> list[list[int]]:
@@ -378,8 +409,8 @@ class FixedText:
 
     def answer_counts(self, vocabulary: int) -> np.ndarray:
         """How often each token occurs in an answer, [V]."""
-        ids, answer = map(np.concatenate, zip(*self.documents, strict=True))
-        return np.bincount(ids[answer], minlength=vocabulary)
+        answers = [document.ids[document.answer] for document in self.documents]
+        return np.bincount(np.concatenate(answers), minlength=vocabulary)
 
     def batch(self, number: int) -> TokenBatch:
         places = range(number * self.size, (number + 1) * self.size)
@@ -434,12 +465,16 @@ def split(conversations: list, settings: Settings) -> tuple[list, list]:
     learned = []
     held_out = []
     for chat in conversations:
-        prompt = "\n".join(message["content"] for message in chat if message["role"] != "assistant")
-        place = int(hashlib.sha256(prompt.encode()).hexdigest()[:8], 16) / 16**8
-        part = chat[-1].get("part", "held-out" if place < held_out_frac else "train")
-        if part != "held-out":
+        if isinstance(chat, Document):
+            prompt, marks = chat.ids[~chat.answer].tobytes(), chat._asdict()
+        else:
+            questions = [turn["content"] for turn in chat if turn["role"] != "assistant"]
+            prompt, marks = "\n".join(questions).encode(), chat[-1]
+        place = int(hashlib.sha256(prompt).hexdigest()[:8], 16) / 16**8
+        part = marks.get("part") or ("held-out" if place < held_out_frac else "train")
+        if part == "train":
             learned.append(chat)
-        elif not chat[-1].get("temperature"):
+        elif not marks.get("temperature"):
             held_out.append(chat)
     if not learned or (settings.held_out and not held_out):
         why = f"of {len(conversations)} conversations none are "
