@@ -136,6 +136,14 @@ class Target(TargetModel):
         """What drafters adapt to; if it changes, they bind to the target again."""
         return self.device, self.dtype, self.num_layers, self.embedding, self.head
 
+    @property
+    def cache_bytes_per_tok(self) -> int:
+        """Keys and values of all layers, from the config."""
+        heads: int = setting(self.config, "num_attention_heads", 1)
+        width: int = setting(self.config, "head_dim", self.hidden_size // heads)
+        heads = setting(self.config, "num_key_value_heads", heads)
+        return 2 * self.num_layers * heads * width * self.dtype.itemsize
+
     def new_cache(self, capacity: int) -> TreeCache:
         """Room for the keys and values of `capacity` tokens of one sequence."""
         heads: int = setting(self.config, "num_attention_heads", 1)

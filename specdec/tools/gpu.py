@@ -263,8 +263,11 @@ def predicted(costs: CostModel) -> Row:
 
 def main(words: list[str]) -> int:
     """`specdec.book gpu PART`, or `gpu PART cpu tiny` on a processor; 1 if a step failed."""
+    if not words:
+        print(f"give a part: {', '.join(PARTS)}", file=sys.stderr)
+        return 2
     try:
-        return int(not all(row["ok"] for row in run(*(words[:3] or [""]))))
+        return int(not all(row["ok"] for row in run(*words[:3])))
     except SpecdecError as error:
         print(error, file=sys.stderr)
         return 2
