@@ -167,6 +167,9 @@ class Target(TargetModel):
             stack.callback(lock.release)
             self.refresh()
             stack.enter_context(torch.inference_mode())
+            # a tensor that names no device is the host's, whatever the caller's default
+            if torch.get_default_device().type != "cpu":
+                stack.enter_context(torch.device("cpu"))
             # afterwards every module gets its own flag back
             for module in self.model.modules():
                 if module.training:

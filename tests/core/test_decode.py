@@ -251,3 +251,13 @@ def test_plain_decoding_needs_no_drafter_that_fits():
     assert len(specdec.decode_many(pair, [[5, 6, 7]], max_new_tokens=4, plain=True)) == 1
     with pytest.raises(specdec.SpecdecError, match="vocabulary"):
         specdec.decode(pair, [5, 6, 7], max_new_tokens=4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_callers_default_device_changes_no_text(tiny, temperature):
+    settings = dict(max_new_tokens=12, temperature=temperature)
+    texts = [specdec.decode(tiny, PROMPT, SMALL, **settings).tokens]
+    with torch.device("meta"):
+        texts.append(specdec.decode(tiny, PROMPT, SMALL, **settings).tokens)
+        texts.append(specdec.autoregress(tiny, PROMPT, **settings).tokens)
+    assert texts == [texts[0]] * 3
