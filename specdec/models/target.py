@@ -170,6 +170,8 @@ class Target(TargetModel):
             # a tensor that names no device is the host's, whatever the caller's default
             if torch.get_default_device().type != "cpu":
                 stack.enter_context(torch.device("cpu"))
+            if torch.is_autocast_enabled(self.device.type):  # a pair decodes in its own dtype
+                stack.enter_context(torch.autocast(self.device.type, enabled=False))
             # afterwards every module gets its own flag back
             for module in self.model.modules():
                 if module.training:

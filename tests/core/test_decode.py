@@ -254,10 +254,14 @@ def test_plain_decoding_needs_no_drafter_that_fits():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_callers_default_device_changes_no_text(tiny, temperature):
+def test_the_callers_default_device_and_autocast_change_no_text(tiny, temperature):
     settings = dict(max_new_tokens=12, temperature=temperature)
     texts = [specdec.decode(tiny, PROMPT, SMALL, **settings).tokens]
-    with torch.device("meta"):
+    with torch.device("meta"), torch.autocast("cpu", dtype=torch.bfloat16):
+        ids = torch.tensor(PROMPT, device="cpu")
+        with tiny.inference():
+            cache = tiny.target.new_cache(len(ids))
+            assert tiny.target.forward(ids, cache).logits.dtype == torch.float32
         texts.append(specdec.decode(tiny, PROMPT, SMALL, **settings).tokens)
         texts.append(specdec.autoregress(tiny, PROMPT, **settings).tokens)
     assert texts == [texts[0]] * 3
