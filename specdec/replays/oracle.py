@@ -182,7 +182,7 @@ def _answers(
     top_ks, beams = zip(*shapes, strict=True)
     answers["top_k"] = np.array([0, *top_ks])[chosen]
     texts = ["", *map(trees.beam_text, beams)]
-    answers["beam"] = np.array(texts, dtype=object)[chosen]
+    answers["beam"] = np.array(texts)[chosen]
     answers["accepted_tok"] = accepted_tok.astype(int)
     answers["time_ms"] = best.ms[rows, accepted_tok]
     return answers, np.array(turns)

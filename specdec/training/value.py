@@ -204,7 +204,7 @@ class Examples(NamedTuple):
         expansions = level - before
         # 1. what the copies offer
         ranks = trace.ranks[top_k][rows]
-        copied = np.zeros((len(numbers), 0), np.float32)
+        copied = ()
         copied_ranks = np.full_like(ranks[:, :1], NEVER)
         if trace.copies:
             copied = trace.column("copied_scores")[rows]

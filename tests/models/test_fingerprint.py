@@ -43,6 +43,9 @@ def test_objects_are_described_by_their_attributes():
     described = fingerprint(value)
     assert described["object"] == {"class": "SimpleNamespace", "a": [1, 2]}
     assert described["slotted"]["size"] == 3
+    layer = torch.nn.Linear(2, 1)
+    weights = {name: fingerprint(weight) for name, weight in layer.state_dict().items()}
+    assert fingerprint(layer) == {"class": "Linear", **weights}
     ring = SimpleNamespace()
     ring.next = ring
     assert str(fingerprint(ring)).count("class") == 6, "rings end"

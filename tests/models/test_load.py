@@ -71,6 +71,8 @@ def test_a_pair_from_folders(pair, places):
     assert torch.equal(pair.drafter.network.state_dict()["fc.weight"], stored["fc.weight"])
     half = load_pair(target=places / "target", drafter=places / "drafter", dtype="float16")
     assert half.target.dtype == half.drafter.network.state_dict()["fc.weight"].dtype
+    moved = load_pair(target=places / "target", device="meta").target.model
+    assert {weight.device.type for weight in moved.parameters()} == {"meta"}
 
 
 def test_a_loaded_model_is_left_alone(places):

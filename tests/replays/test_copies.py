@@ -3,6 +3,7 @@ those of the texts.
 """
 
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -114,11 +115,14 @@ def test_a_policy_of_values_plans_plain_steps_copies_and_trees_alike(traces):
 def test_copies_join_a_recording_without_models(traces):
     merged = traces["hybrid"][1]
     joined = with_copies(traces["alone"][1], CopyOdds(scale=0.7), FEW)
+    # what another process receives, which has no columns in memory
+    sent = pickle.loads(pickle.dumps(joined))
     assert joined.top_ks == (3,) and joined.copies == merged.copies
     assert joined.header["key"] != traces["alone"][1].header["key"]
     columns = [("copied_ranks", 0), ("copied_scores", 0), ("ranks", 3), ("candidates", 3)]
     for column in (*columns, ("scores", 3)):
         np.testing.assert_array_equal(joined.column(*column), merged.column(*column))
+        np.testing.assert_array_equal(sent.column(*column), merged.column(*column))
     policy = POLICIES["tree"]()
     times = [replay(trace, policy, COSTS).table["time_ms"].sum() for trace in (joined, merged)]
     assert times[0] == times[1]

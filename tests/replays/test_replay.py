@@ -198,6 +198,12 @@ def test_static_trees_of_a_family_equal_their_replay():
     best = fastest(table)
     only = clairvoyant(trace, costs, [best.top_k], [best.depth], [best.verify_nodes], [best.beam])
     assert only.ms_per_tok == pytest.approx(least_ms, rel=1e-9)
+    # four children where two at most are expanded: recorded without expansions alone
+    narrow = recorded(pair, prompts_of(pair, 2), family=(4, 2), top_ks=(), trees=(3,))
+    table = static_grid(narrow, costs, total_tokens=[3], top_ks=[4], beams=[()])
+    assert table["depth"].tolist() == [0]
+    replayed_ms = replay(narrow, Static(3, 0, 4), costs).ms_per_tok
+    assert table["ms_per_tok"].tolist() == [pytest.approx(replayed_ms)]
 
 
 def test_the_batched_forest_equals_the_session():

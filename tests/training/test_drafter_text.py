@@ -135,10 +135,11 @@ def test_sampling_and_room_of_an_answer(monkeypatch):
 
     def generate(input_ids, attention_mask, **options):
         calls.append((input_ids.shape[1], options))
-        return torch.cat((input_ids, torch.full((len(input_ids), 3), 9)), 1)
+        written = torch.tensor([[9, 9, 9, tokenizer.eos_token_id, tokenizer.pad_token_id]])
+        return torch.cat((input_ids, written.expand(len(input_ids), -1)), 1)
 
     monkeypatch.setattr(model, "generate", generate)
-    expected = tokenizer.decode([9, 9, 9], skip_special_tokens=True)
+    expected = tokenizer.decode([9, 9, 9])
     answered = chats.answer(CHATS[:2], model, tokenizer, 0.0, 1000)
     assert [chat[1]["content"] for chat in answered] == [expected] * 2
     chats.answer(CHATS[:2], model, tokenizer, 0.7, 5)

@@ -87,15 +87,17 @@ def test_a_run_on_time_or_on_its_text_finds_its_end(tmp_path):
 def test_rates_are_shares_of_their_peaks(tmp_path):
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([{"params": [weight], "lr": 9.0, "peak": 0.5}])
-    run = TrainingRun(tmp_path, {"steps": 2})
-    run.track({}, [optimizer])
     rates = []
 
     def step(number, share):
         rates.append((number, share, optimizer.param_groups[0]["lr"]))
 
-    run.run(step, "test", lambda step, last: (step + 1) / last, progress=False)
-    assert rates == [(0, 0.5, 0.25), (1, 1.0, 0.5)]
+    # a run without a schedule leaves the rates as they are
+    for steps, factor in ((1, None), (2, lambda step, last: (step + 1) / last)):
+        run = TrainingRun(tmp_path / str(steps), {"steps": steps})
+        run.track({}, [optimizer])
+        run.run(step, "test", factor, progress=False)
+    assert rates == [(0, 1.0, 9.0), (0, 0.5, 0.25), (1, 1.0, 0.5)]
 
 
 def test_other_runs_are_refused(tmp_path):

@@ -243,6 +243,15 @@ def test_tokens_are_drawn_by_their_odds_and_chances_are_even():
         counts = torch.histc(values, 10, 0, 1)
         # 9 degrees, p = 0.001
         assert float(((counts - 400) ** 2 / 400).sum()) < 27.9
+    # splitmix64 in whole numbers without signs
+    for chat in range(40):
+        mixed = 2**62
+        for part in (chat, 3):
+            mixed = mixed * 0x9E3779B97F4A7C15 + part
+            for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+                mixed %= 2**64
+                mixed = (mixed ^ mixed >> shift) * factor
+        assert float(chances[chat]) == (mixed >> 40) / 2**24
     assert not torch.equal(chances, generate_data.chance(1, chats, 3))
     drawn = generate_data.draw(logits.bfloat16(), torch.full((4000,), 0.5), chances)
     counts, expected = torch.bincount(drawn, minlength=4), 4000 * (logits[0] / 0.5).softmax(-1)

@@ -190,8 +190,10 @@ def test_examples_are_split_by_prompts(trace, examples):
         prompts = [set((side.rows // 120).tolist()) for side in (training, held_out)]
         assert len(prompts[1]) == 7 and prompts[0] | prompts[1] == set(range(24))
         assert not prompts[0] & prompts[1]
-        histories = examples.histories[np.isin(examples.rows, held_out.rows)]
-        np.testing.assert_array_equal(held_out.histories, histories)
+        for side in (training, held_out):
+            inside = np.isin(examples.rows, side.rows)
+            np.testing.assert_array_equal(side.rows, examples.rows[inside])
+            np.testing.assert_array_equal(side.histories, examples.histories[inside])
         held.append(prompts[1])
     assert held[0] == held[1] != held[2]
 
