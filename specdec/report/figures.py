@@ -202,6 +202,7 @@ def curves(table, x: str, y: str, *, by: str, panel="", labels=(), sharey=False,
     need(table, x, y, by)
     panels = [("", table)]
     if panel:
+        need(table, panel)
         panels = list(table.groupby(panel, sort=False))
     x_label, y_label = labels or (x, y)
     names = {}

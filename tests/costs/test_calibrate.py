@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from fakes.pairs import bigram_pair, shared_bigrams, shared_pair
+from fakes.traces import round_costs
 
 from specdec.core.clock import Clock, counted_by
 from specdec.core.decode import turn
@@ -138,16 +139,38 @@ def test_a_tiny_pair_in_seconds(tmp_path):
     assert CostModel.load(model.save(tmp_path / "costs.json")) == model
 
 
-def test_a_model_far_off_warns():
+@pytest.mark.parametrize("cycle, total, warned", [(0.1, -0.05, 0), (0.11, 0, 1), (0, -0.06, 1)])
+def test_a_model_far_off_warns(monkeypatch, recwarn, cycle, total, warned):
+    costs = round_costs(errors={"cycle_median_frac": cycle, "total_frac": total})
+    monkeypatch.setattr(calibrate_module, "fit", lambda timings, **facts: costs)
+    monkeypatch.setattr(Calibration, "finish", lambda calibration: measure.Timings())
+    assert Calibration(shared_bigrams(), **TINY).model() is costs
+    assert sum("more than 10 % and 5 %" in str(row.message) for row in recwarn) == warned
+
+
+def test_a_short_calibration_measures_every_size_in_every_context():
     machine = Machine()
-    draw = random.Random(0)
+    with counted_by(machine.now):
+        cycles = Calibration(machine.pair, seconds=1e-3, **SMALL).finish().cycles
+    fitted = {(row["place"], row["verify_nodes"]) for row in cycles if not row["held"]}
+    assert fitted >= set(itertools.product(range(3), SMALL["nodes"]))
 
-    def now():
-        machine.ms += draw.choice((0.0, 300.0))  # whatever is measured here means nothing
-        return machine.ms / 1e3
 
-    with pytest.warns(UserWarning, match="more than 10 % and 5 %"), counted_by(now):
-        calibrate(machine.pair, seconds=10.0, **TINY)
+def test_an_answer_costs_its_mean_without_the_first_prompt_and_interruptions():
+    machine = Machine()
+    costs = round_costs(question_ms=0.5)
+
+    class Pondering(measure.AskingPolicy):
+        turns = 0
+
+        def answer(self, question):
+            Pondering.turns += question.cycle == 0
+            machine.ms += 2.0 if question.cycle and self.turns > 1 else 500.0
+            return 0
+
+    with counted_by(machine.now):
+        answer_ms = calibrate_module.measured_answer_ms(machine.pair, Pondering(5, 1, 4), costs)
+    assert answer_ms == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize("tree", [(1, 0, 2), (3, 0, 2), (7, 1, 2), (20, 4, 3)])

@@ -81,6 +81,7 @@ def test_chi_square_by_hand_and_on_exact_draws():
     assert chi_square([90, 5, 5], [0.9, 0.05, 0.05]).degrees == 2, "five expected draws are enough"
     assert chi_square([3, 0], [1.0, 0.0]) == ChiSquare(0.0, 0, 1.0)
     assert chi_square([3, 1], [1.0, 0.0]) == ChiSquare(float("inf"), 0, 0.0), "an impossible draw"
+    assert not chi_square([95, 5], [0.9999, 0.0001]).passed, "a rare token drawn often"
     # Over repeated exact samples the test errs as often as its level says.
     numbers = np.random.default_rng(3)
     probs = np.array([0.4, 0.3, 0.2, 0.05, 0.05])

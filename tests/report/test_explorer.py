@@ -37,6 +37,19 @@ def boxes(panel, *kinds):
     ]
 
 
+def reach(shape):
+    """The left, top, right and bottom of a rectangle or a text."""
+    x, y, size = shape["x"], shape["y"], shape.get("font-size")
+    if size:
+        return x, y - 0.75 * size, x + panels.wide(shape["words"], size), y + 0.2 * size
+    return x, y, x + shape["width"], y + shape["height"]
+
+
+def overlap(*shapes):
+    first, second = map(reach, shapes)
+    return all(first[i] < second[i + 2] and second[i] < first[i + 2] for i in (0, 1))
+
+
 def test_the_shipped_recording_is_whole(recording):
     assert len(recording.prompts) == 6
     assert recording.top_ks == [2, 4, 10]
@@ -61,12 +74,23 @@ def test_the_tree_shows_every_verified_node_once_and_nothing_overlaps(recording,
     accepted = [box["data-node"] for box in boxes(panel, "accepted")]
     assert sorted(accepted) == sorted(snapshot.accepted[1:])
     nodes += boxes(panel, "bonus")
-    for first, second in itertools.permutations(nodes, 2):
-        if first["y"] == second["y"] and first["x"] <= second["x"]:
-            assert first["x"] + first["width"] <= second["x"]
-    for box in nodes:
-        assert box["x"] + box["width"] <= panel.width
-        assert box["y"] + box["height"] <= panel.height
+    assert not any(overlap(*two) for two in itertools.combinations(nodes, 2))
+    assert max(box["x"] + box["width"] for box in nodes) <= panel.width
+    below = panel.height - max(box["y"] + box["height"] for box in nodes)
+    assert min(box["y"] for box in nodes) == pytest.approx(below, abs=2), "margins above and below"
+
+
+@pytest.mark.parametrize("policy", ["ours", "LTD", "RADAR", "fixed 60,7,10"])
+def test_words_lie_in_the_panel_on_their_box_and_on_nothing_else(explorer, policy):
+    explorer.policy = policy
+    for panel in panels.cycle_panels(explorer.lane, 0, explorer.prices).values():
+        shapes = [shape for shape in panel.shapes if shape["shape"] != "line"]
+        for text in [shape for shape in shapes if shape["shape"] == "text"]:
+            left, top, right, bottom = reach(text)
+            assert min(left, top) >= 0 and right <= panel.width and bottom <= panel.height, text
+            below = [shape for shape in shapes if shape is not text and overlap(text, shape)]
+            kinds = [shape.get("data-kind") for shape in below]
+            assert kinds == ([text["data-on"]] if "data-on" in text else []), text
 
 
 def test_page_and_picture_draw_the_same_shapes(recording):

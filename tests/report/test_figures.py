@@ -60,8 +60,10 @@ def test_curves_draw_one_line_per_name_and_panel():
     # at the ends, from below
     assert [text.get_text() for text in axes[1].texts] == ["seed 0", "seed 1", "b"]
     assert [line.get_ydata().tolist() for line in axes[1].lines] == [[9.0, 3.0], [5.0]]
-    with pytest.raises(SpecdecError, match="did you mean 'loss'"):
-        figures.curves(table, "step", "los", by="seed")
+    for wrong, right in (("los", "loss"), ("sead", "seed"), ("modell", "model")):
+        columns = [wrong if name == right else name for name in ("loss", "seed", "model")]
+        with pytest.raises(SpecdecError, match=f"did you mean '{right}'"):
+            figures.curves(table, "step", columns[0], by=columns[1], panel=columns[2])
 
 
 GRID = static_grid(synthetic_trace(top_ks=(2, 3)), round_costs(), [2, 4, 8, 16], range(5))

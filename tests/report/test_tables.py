@@ -45,6 +45,11 @@ def test_tables_of_cycles_by_hand():
     assert table[list(expected)].to_dict("list") == expected
 
 
+def test_a_latex_table_has_its_notes_below():
+    lines = tables.latex_table("TABULAR", "5 % off", "tab:off", "$n = 3$").splitlines()
+    assert lines[2] == "\\caption{5 \\% off}" and lines[-2].endswith("raggedright $n = 3$}")
+
+
 def test_labels_stand_over_tables(home):
     run = runs.start("evaluate", {"pair": {"pair": "smollm2", "dtype": "float32", "device": "cpu"}})
     table = pd.DataFrame({"method": ["eagle3"], "tau": [4.123], "prompts": [80.0], "p": [None]})

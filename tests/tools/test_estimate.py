@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from specdec import machine
 from specdec.core.tree_config import TreeConfig
 from specdec.models.load import PRESETS, load_pair
 from specdec.tools import estimate as module
@@ -34,6 +35,10 @@ def test_weights_and_cache_are_what_the_engine_allocates(tiny):
                 held += value.nbytes
     needed = estimate(tiny, max_new_tokens=30, tree=tree)
     assert needed.cache_gib * GIB == pytest.approx(held, rel=0.02)
+    # 241 rows of logits, also in float32, of states, of inner states and of attention
+    wide = estimate("llama-3.1-8b", dtype="bfloat16", device="cpu", tree=TreeConfig(241, 8, 10))
+    row_bytes = 128256 * (2 + 8) + 2 * (8 * 4096 + 3 * 14336 + 1024 + 128 + 8 + 2 + 241)
+    assert wide.activations_gib * GIB == pytest.approx(241 * row_bytes)
 
 
 # billions of parameters of targets; drafters add up to a few percent
@@ -81,3 +86,4 @@ def test_checks_find_a_wrong_folder(monkeypatch, home):
     assert checks.loc["pair tiny", "state"] == module.OK
     assert checks.loc["pair nothing", "state"] == module.FAULT
     assert checks.loc["results", "value"] == str(home)
+    assert checks.loc["GPU"].tolist() == [machine.fingerprint()["gpu"] or "none", module.OK]

@@ -57,6 +57,8 @@ def test_prices_of_random_weights_are_a_cost_model():
     here = tables["here, tiny, eager"]
     assert here["draft level"] == round(float(costs.expand_ms(10, 1024)), 2)
     assert here["cycle 6,4,1"] == round(float(costs.cycle_ms(1, 4, 5, 1024)), 2)
+    prices("h100-llama-3.1-8b-eager").save(gpu.place("costs-tiny"))
+    assert gpu.run("predicted", shape="tiny")[-1]["cycle 60,7,10"] == pytest.approx(37.63, abs=0.01)
 
 
 def test_a_step_that_fails_is_written_down_and_tried_again(monkeypatch):
