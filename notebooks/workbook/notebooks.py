@@ -127,12 +127,13 @@ def student_edition(notebook: dict, handed_out: Collection[str] = ()) -> dict:
 
 def as_html(notebook: dict) -> str:
     """An executed notebook as one page of HTML without its code."""
+    import nbformat
     from nbconvert import HTMLExporter
-    from nbformat import from_dict
 
     exporter = HTMLExporter(exclude_input=True, exclude_input_prompt=True, embed_images=True)
     exporter.exclude_output_prompt = True
-    page, _ = exporter.from_notebook_node(from_dict(notebook))
+    # texts may be lists of lines, which only its reader joins
+    page, _ = exporter.from_notebook_node(nbformat.reads(json.dumps(notebook), as_version=4))
     return page
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from specdec.errors import SpecdecError
 
-from workbook import book, executed
+from workbook import book, executed, notebooks
 
 
 def executed_copy() -> dict:
@@ -59,3 +59,11 @@ def test_contents_mark_pages_of_an_earlier_version(home, monkeypatch):
     assert "two" in text and executed.OLDER not in text
     (folder / "00_a.ipynb").write_text(notebook("First", "another"))
     assert executed.OLDER in executed.contents(opened, pages)
+
+
+def test_an_executed_notebook_becomes_one_page_of_html():
+    read = executed_copy()
+    for cell in read["cells"]:
+        cell["source"] = "".join(cell["source"]).splitlines(keepends=True)
+    html = notebooks.as_html(read)
+    assert "First" in html and "data:image/png;base64" in html and "1 + 1" not in html
