@@ -171,18 +171,19 @@ class Neighbours:
 
     def __init__(self):
         self.begin = _spent()
-        self.begin_s = (time.process_time(), time.perf_counter())
 
     def cpus(self) -> float:
         """CPUs kept busy by others since then, on average; NaN if the system does not report it."""
-        everyone, me, clock = (now - then for now, then in zip(_spent(), self.begin, strict=True))
+        everyone, me, clock = self._since()
         return max(0.0, everyone - me) / clock if clock else float("nan")
 
     def kept_away(self) -> float:
         """CPUs that this process did not get, if it computes all the time: a pause counts too."""
-        spent_s = time.process_time() - self.begin_s[0]
-        waited_frac = 1 - spent_s / (time.perf_counter() - self.begin_s[1])
-        return self.cpus() + max(0.0, waited_frac) * usable_cores()
+        _, me, clock = self._since()
+        return self.cpus() + max(0.0, 1 - me / clock) * usable_cores()
+
+    def _since(self) -> tuple[float, ...]:
+        return tuple(now - then for now, then in zip(_spent(), self.begin, strict=True))
 
     def crowded(self) -> str:
         """A warning if others left this process less than 80 % of its cores; '' otherwise."""
@@ -195,15 +196,15 @@ class Neighbours:
 
 def _spent() -> tuple[float, float, float]:
     """Seconds spent by all processes on all CPUs, by this one, and of the clock."""
-    times = os.times()
+    me = (time.process_time(), time.perf_counter())
     try:
         ticks = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     except OSError:
-        return float("nan"), 0.0, times.elapsed
+        return float("nan"), *me
     # idle time and waiting for disks are not spent
     user, nice, system, _, _, interrupts, soft_interrupts, stolen = map(int, ticks)
     spent = user + nice + system + interrupts + soft_interrupts + stolen
-    return spent / os.sysconf("SC_CLK_TCK"), times.user + times.system, times.elapsed
+    return spent / os.sysconf("SC_CLK_TCK"), *me
 
 
 def _git(*arguments: str) -> str | None:

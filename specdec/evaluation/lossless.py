@@ -118,7 +118,7 @@ def audit(
     default `default_policies()`. sampling: top_k, top_p, min_p, repetition_penalty.
 
     In float32 every token must agree. In low precision a tree's forward rounds differently, so a
-    text may diverge at a near-tie (`_NearTies`).
+    text may diverge at a near-tie (`NearTies`).
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -143,7 +143,7 @@ def audit(
                 settings = dict(max_new_tokens=max_new_tokens, **draws)
                 plain = autoregress(pair, prompt, **settings).tokens
                 picker = Picker.from_settings(**draws).of_text(pair.ids_of(prompt))
-                ties = _NearTies(pair, prompt, plain, picker, temperature)
+                ties = NearTies(pair, prompt, plain, picker, temperature)
                 # 2. its text under each policy, compared with the plain one
                 for name, policy in policies.items():
                     text = decode(pair, prompt, policy, **settings)
@@ -156,7 +156,7 @@ def audit(
     return Audit(table.astype({"first_divergence": "Int64", "equal": bool, "near_tie": bool}))
 
 
-class _NearTies:
+class NearTies:
     """Compares texts with one plain text. A near-tie are two scores that differ by at most
 
         max(NOISES x noise, one rounding of either logit)

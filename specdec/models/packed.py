@@ -2,8 +2,8 @@
 
 PyTorch re-arranges a weight matrix at every product with few rows, which can cost more than the
 product itself. Here that is done once, and the arranged form is the only copy: packed for oneDNN in
-bfloat16, stored by columns in float32. Layers that read the
-same input (queries, keys and values; gate and up) become one product.
+bfloat16, stored by columns in float32. Layers that read the same input (queries, keys and values;
+gate and up) become one product.
 
 A packed layer has no parameter, and who reads its `weight` gets a plain layer again, so every
 change is seen. `state_dict` is as before. Training all weights needs pack=False.

@@ -146,12 +146,8 @@ class Target(TargetModel):
 
     def new_cache(self, capacity: int) -> TreeCache:
         """Room for the keys and values of `capacity` tokens of one sequence."""
-        heads: int = setting(self.config, "num_attention_heads", 1)
-        width: int = setting(self.config, "head_dim", self.hidden_size // heads)
-        heads = setting(self.config, "num_key_value_heads", heads)
-        bytes_per_tok = 2 * self.num_layers * heads * width * self.dtype.itemsize
         what = f"a key-value cache of {capacity} tokens"
-        check_memory(what, capacity * bytes_per_tok, self.device)
+        check_memory(what, capacity * self.cache_bytes_per_tok, self.device)
         return TreeCache(self.num_layers, capacity)
 
     @contextlib.contextmanager

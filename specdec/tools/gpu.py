@@ -35,7 +35,7 @@ from specdec.costs.measure import CalibrateConfig, Measurements, Timings
 from specdec.costs.model import CostModel
 from specdec.costs.profiles import HOSTS, LLAMA_8B, profile, roofline, sheet
 from specdec.errors import SpecdecError, check_name, first_line
-from specdec.evaluation.lossless import _NearTies
+from specdec.evaluation.lossless import NearTies
 from specdec.models.eagle_drafter import EagleDrafter
 from specdec.models.eagle_network import layer_like, network_of
 from specdec.models.load import at_hand, load_pair
@@ -176,7 +176,7 @@ def texts(name: str, device: str, dtype: str, policy: str = "") -> Row:
             answers += [decode(pair, question, tree, **options) for tree in policies]
             plain = autoregress(pair, question, **options).tokens
             picker = Picker.from_settings(temperature, 3).of_text(pair.ids_of(question))
-            ties = _NearTies(pair, question, plain, picker, temperature)
+            ties = NearTies(pair, question, plain, picker, temperature)
             for answer in answers:
                 equal, *_, near_tie = ties.compare(answer.tokens)
                 row["texts"] += 1

@@ -72,7 +72,7 @@ def planted(moved, logits, temperature):
     target = Planted(logits, moved)
     pair = SimpleNamespace(target=target, ids_of=lambda prompt: prompt)
     picker = Picker.from_settings(temperature, 3)
-    return lossless._NearTies(pair, [8, 9], [0, 1, 0], picker, temperature), target
+    return lossless.NearTies(pair, [8, 9], [0, 1, 0], picker, temperature), target
 
 
 def test_a_near_tie_by_hand(monkeypatch):
