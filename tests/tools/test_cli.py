@@ -15,7 +15,7 @@ from specdec.core.policy import Static
 from specdec.costs import profiles
 from specdec.data import suites
 from specdec.models import load, pairs
-from specdec.parallel import parallel
+from specdec.parallel import PLACES, parallel
 from specdec.tools import book, cli
 
 FOURTEEN = """decode score audit evaluate record calibrate estimate doctor pairs items generate-data
@@ -181,3 +181,10 @@ def test_names_of_pairs():
     elsewhere = cli.Models(target="here/mine", drafter="hydra:there/second")
     assert elsewhere.name == "mine+hydra+second"
     assert cli.Models(target="mine", drafter="mine").name == "mine"
+
+
+def test_names_that_are_checked_first_are_those_of_the_package():
+    names = cli.known_names()
+    assert set(names["drafter"]) == set(pairs.KINDS)
+    assert set(names["pair"]) == {*pairs.SHIPPED, *pairs.PRESETS}
+    assert names["on"] == PLACES
